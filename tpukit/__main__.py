@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _add_commands(parsers, *, wanted: list[str]):
     """Add the commands of the subpackages to the parser; return the wanted command, or None.
 
-    Only the module of the wanted command is loaded: this function imports no other.
+    Only the module of the wanted command is imported.
 
     Raises:
         NotInstalledError: the subpackage of the wanted command is absent.

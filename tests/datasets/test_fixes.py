@@ -141,7 +141,7 @@ def test_the_fixes_work_for_packages_that_are_missing():
     quietly(items())
 
     with (
-        fixes("packing: pack finds damaged JPEGs with simplejpeg, ...") as fix,
+        fixes("packing: simplejpeg is not installed, and pack needs it to ...") as fix,
         mock.patch.object(packing, "jpeg_decoder", return_value=None),
     ):
         quietly(items())
@@ -261,7 +261,7 @@ def test_the_fixes_work_for_pixels_of_another_size():
     quietly(items(), "pack")
     with fixes("packed_images: {} holds pixels of {} x {}, not of {} x {}") as fix:
         PackedImages("pack", 8)
-    fix.code(r"^.*?(?=, )", folder="pack")
+    fix.code(r"(?<=: )PackedImages.*?(?=; )", folder="pack")
     quietly(items(), "other", size=fix.code(r"(?<=size=)\d+"))
     PackedImages("other", 8)
 
@@ -447,9 +447,9 @@ def test_the_fixes_work_for_folders_whose_names_are_roles_and_no_classes(files):
 
 def written(fix):
     """Do the lines of a fix up to its "or", as a cell of the user's notebook."""
-    lines = fix.text.rpartition("; or")[0]
+    lines = re.match(r"(?s)(.*)(?:; or|\n *or, )", fix.text)[1]
     cell = dict(NAMES, glob=glob, os=os, quietly=quietly)
-    *before, call = lines.removesuffix(" packs the images alone").split("; ")
+    *before, call = lines.removeprefix("to pack the images without the masks: ").split("; ")
     for line in before:
         exec(line, cell)
     return eval(call.replace("pack(", "quietly(", 1).replace(" ...,", ""), cell)
@@ -545,7 +545,7 @@ def test_the_fixes_work_for_arrays_that_are_no_image_yet():
         quietly([(image, 0)], options=PackOptions(window=fix.run(window)))
 
     image = np.zeros((8, 8, 4), np.uint8)
-    with fixes("item_parts: an array of four channels, {}, and the meaning of ...") as fix:
+    with fixes("item_parts: an array of shape {}, whose fourth channel has no known ...") as fix:
         quietly([(image, 0)])
     for call in (r"image\[.*?\]", r"PIL\.\S+ \S+\)"):
         quietly([(fix.code(call, image=image), 0)])
@@ -715,7 +715,7 @@ def test_the_fixes_work_for_bytes_of_images():
             return png(1)
 
     image = Response()
-    with fixes("encoded_images: a {} is read only once, or gives text") as fix:
+    with fixes("encoded_images: a {} cannot be rewound, or is opened as text") as fix:
         quietly([(image, 0)])
     quietly([(fix.code(r"image\.read\(\)", image=image), 0)])
 
@@ -798,7 +798,7 @@ def test_the_fixes_work_for_items_without_a_label_and_with_lists_of_classes():
     made = quietly(fix.run(call, source=source), labels="tags")
     assert made.labels[np.argsort(made.rows)].tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
 
-    with fixes("label_arrays: labels are numbers, and these are not: {} holds {}") as fix:
+    with fixes("label_arrays: labels must be numbers, but {} holds {}") as fix:
         quietly([(picture(0), pandas.Timestamp("2024-01-01"))])
     assert "table" not in fix
     quietly([(picture(0), "2024-01-01")], classes=["2024-01-01"])
@@ -999,7 +999,7 @@ def test_the_fixes_work_for_labels_that_are_missing():
     assert len(quietly(table.replace(" ", ""), labels="kind", classes=["", "cat", "dog"])) == 4
 
     table = table_of(patient=["a", None, "b", "c"])
-    with fixes("label_arrays: {} images have no group, first image {}"):
+    with fixes("label_arrays: images without a group: {}; the first is image {}"):
         quietly(table, groups="patient")
     quietly(table.fillna("d"), groups="patient")
 
@@ -1053,7 +1053,7 @@ def test_the_fixes_work_for_identifiers_are_no_labels():
 
 def test_the_fixes_work_for_labels_that_are_no_numbers():
     table = table_of(kind=["cat", "dog"] * 2, text=["1", "2"] * 2, value=[1, 2, 3, 4])
-    with fixes("label_arrays: labels are numbers, and these are not: {} holds {}") as fix:
+    with fixes("label_arrays: labels must be numbers, but {} holds {}") as fix:
         quietly(table, labels=["kind", "value"])
     quietly(table, labels="kind")
     quietly(table.assign(kind=fix.code(r"table\[.*?codes", table=table)), labels=["kind", "value"])
@@ -1061,7 +1061,7 @@ def test_the_fixes_work_for_labels_that_are_no_numbers():
     quietly(table.assign(text=fix.run(numbers, table=table)), labels="text")
 
     table = table_of(day=pandas.to_datetime(["2024-01-01", "2024-01-03"] * 2))
-    with fixes("label_arrays: labels are numbers, and these are not: {} holds {}") as fix:
+    with fixes("label_arrays: labels must be numbers, but {} holds {}") as fix:
         quietly(table, labels="day")
     texts = table.assign(day=fix.code(r"table\[.*?astype\(str\)", table=table))
     assert quietly(texts, labels="day").classes == ["2024-01-01", "2024-01-03"]
@@ -1069,7 +1069,7 @@ def test_the_fixes_work_for_labels_that_are_no_numbers():
     assert sorted(quietly(days, labels="day").labels[:, 0].tolist()) == [0, 0, 2, 2]
 
     table = table_of(kind=["1,5", "2,5", "7", "2,5"])
-    with fixes("label_arrays: labels are numbers, and these are not: {} holds {}") as fix:
+    with fixes("label_arrays: labels must be numbers, but {} holds {}") as fix:
         quietly(table, labels="kind")
     numbers = fix.run(fix.text.rpartition(" comma ")[2], table=table)
     made = quietly(table.assign(kind=numbers), labels="kind")
@@ -1078,7 +1078,7 @@ def test_the_fixes_work_for_labels_that_are_no_numbers():
 
 def tags_of(fix, table):
     """Make the tags that a fix names, and the pack of their columns."""
-    tags = fix.code(r"(?<=tags = ).*?(?=, pack)", table=table)
+    tags = fix.code(r"(?<=tags = ).*?(?=; pack)", table=table)
     call = re.search(r"pack\(.*?\)\)", fix.text)[0]
     return done(fix, call, names={"table": table, "tags": tags})
 
@@ -1283,7 +1283,7 @@ def test_the_fixes_of_tables_work_for_a_csv_file():
     with fixes("pack_sources: {}") as fix:
         quietly("table.csv", labels="kind", groups="patient")
     table = fix.code(r"(?<=table = ).*?(?=, with)")
-    tags = fix.code(r"(?<=tags = ).*?(?=, pack)", table=table)
+    tags = fix.code(r"(?<=tags = ).*?(?=; pack)", table=table)
     root = fix.code(r"(?<=root=)[^;]*")
     made = quietly(table.join(tags), labels=list(tags), groups="patient", root=root)
     assert (made.names, made.group_names) == (["cat", "dog"], ["01", "02", "03"])
@@ -1308,7 +1308,7 @@ def test_the_fixes_work_for_paths_from_another_folder():
     table = pandas.DataFrame({"path": ["0.png"]})
     with fixes("pack_shards: image {} cannot be packed: {}") as fix:
         quietly(table)
-    assert f"check the path, from {os.getcwd()}" in fix
+    assert f"check the path; the current folder is {os.getcwd()}" in fix
     quietly(table, "rooted", root="in")
 
 
@@ -1347,7 +1347,7 @@ def test_the_fixes_work_for_archives_and_files_that_are_not_there():
     table.to_csv("table.csv", index=False)
     with fixes("pack_tables: there is no file {}") as fix:
         quietly("tables.csv")
-    assert fix.text == f"check the path, from {os.getcwd()}"
+    assert fix.text == f"check the path; the current folder is {os.getcwd()}"
     quietly("table.csv")
 
     pyarrow = pytest.importorskip("pyarrow")
@@ -1401,9 +1401,9 @@ def test_the_fixes_work_for_csv_files_that_pandas_cannot_read(ending):
 MASK = np.eye(16, dtype=np.uint8)
 COLOURS = [(0, 0, 0), (255, 0, 0)]
 COLOURED = Image.fromarray(np.array(COLOURS, np.uint8)[MASK])
-SHAPE = "masks: a mask is (H, W), one class number for each pixel, and this has the shape {}"
+SHAPE = "masks: a mask is (H, W), one class number for each pixel, but this one has the shape {}"
 MODE = "masks: a mask is one class number for each pixel, and this is an image of mode {}"
-NUMBERS = "masks: a mask holds class numbers, whole and from 0 to 255, and this {} ({})"
+NUMBERS = "masks: a mask holds class numbers, whole and from 0 to 255, but this one holds {} ({})"
 STACKED = [1 - MASK, MASK]
 MASKS = {
     "colours": (MODE, COLOURED, r"sum.*\)\)"),
@@ -1440,7 +1440,7 @@ def test_the_fixes_work_for_masks_of_other_sizes_and_files():
     mask = Image.open("mask.jpg")
     with fixes("masks: the mask is a JPEG, which blurs class numbers") as fix:
         quietly([(picture(1), mask)])
-    fix.run(fix.text.rpartition("classes, ")[2], mask=mask, colours=COLOURS).save("mask.png")
+    fix.run(fix.text.rpartition("values: ")[2], mask=mask).save("mask.png")
     taken = quietly([(picture(1), Image.open("mask.png"))]).take([0])[0, ..., 3]
     assert np.array_equal(taken, MASK)
 
@@ -1582,7 +1582,7 @@ def read(**options):
 
 # The features of the records, the options that are refused, words of the fix, and its options.
 FEATURES = {
-    "tfrecords: {} has a word among several labels": (
+    "tfrecords: {} has several labels, one of which is a word": (
         [{"image": b"x", "target": b"cat", "number": 1}],
         {"labels": ("target", "number")},
         "labels=(...)",

@@ -120,7 +120,9 @@ def packed_by(fix, **names):
     """Run the line of a fix; return the table and the arguments with which it calls `pack`."""
     calls = []
     names |= {"pack": lambda *given, **named: calls.append((*given, named))}
-    exec(re.split(" packs the images alone|; or classes=", fix)[0].replace(", ..., ", ", "), names)
+    lines = re.split("\nor, |; or classes=", fix)[0]
+    lines = lines.removeprefix("to pack the images without the masks: ")
+    exec(lines.replace(", ..., ", ", "), names)
     ((table, arguments),) = calls
     return table, arguments
 

@@ -303,7 +303,7 @@ DICTS = {
     "no label by its name": (
         of_dicts(label="species"),
         {},
-        r'labels="species"\) names it; labels=\[\] for none',
+        r'labels="species"\); or, if there is no label: labels=\[\]',
     ),
     "no such label": (
         of_dicts(),

@@ -153,10 +153,13 @@ def test_labels_and_masks_come_as_a_dict(kind, tmp_path):
 REFUSED = {
     "fractions": (
         lambda: (image_of(0), np.full((16, 16), 0.5)),
-        r"whole and from 0 to 255, and this 0.5 \(float64\)",
+        r"whole and from 0 to 255, but this one holds 0.5 \(float64\)",
     ),
-    "a class of -1": (lambda: (image_of(0), np.full((16, 16), -1)), r"and this -1 \(int64\)"),
-    "nan": (lambda: (image_of(0), np.full((16, 16), np.nan)), "and this nan"),
+    "a class of -1": (
+        lambda: (image_of(0), np.full((16, 16), -1)),
+        r"but this one holds -1 \(int64\)",
+    ),
+    "nan": (lambda: (image_of(0), np.full((16, 16), np.nan)), "but this one holds nan"),
     "two masks": (lambda: (image_of(0), mask_of(0), mask_of(0)), "2 masks and 0 parts with labels"),
     "rows of other lengths": (lambda: (image_of(0), [[1, 2], [3]]), "has labels of shape"),
 }

@@ -280,11 +280,14 @@ def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):
         [(grey(number), number) for number in range(5)], tmp_path / "a", classes=range(1, 6)
     )
     assert (
-        "the numbers of items are positions in classes=, from 0: 0 means '1'"
+        "the labels of items are read as positions in classes=, so the label 0 is the class '1'"
         in capsys.readouterr().out
     )
     made.labels = [0, 1, 2, 3, 4]
-    assert "numbers are positions in .classes, from 0: 0 means '1'" in capsys.readouterr().out
+    assert (
+        "numbers are positions in .classes, so the label 0 is the class '1'"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_groups_that_look_like_one_are_said_and_a_blank_is_none(tmp_path, capsys
     assert (
         "the groups 'P1' and 'p1' look like one group, but count as two" in capsys.readouterr().out
     )
-    with pytest.raises(ValueError, match="1 images have no group, first image 1"):
+    with pytest.raises(ValueError, match="images without a group: 1; the first is image 1"):
         quietly(table.assign(patient=["P1", " "]), tmp_path / "b", root=tmp_path, groups="patient")
 
 

@@ -502,10 +502,10 @@ LABELS = {
     "pd.NA": (pd.array([1, None], dtype="Int64"), "row 1 is missing"),
     "dates": (
         pd.to_datetime(["2020-01-01", "2020-01-02"]),
-        "labels are numbers, and these are not",
+        "labels must be numbers, but",
     ),
-    "durations": (pd.to_timedelta([1, 2], unit="s"), "labels are numbers, and these are not"),
-    "numbers in text": (["1", "2"], "labels are numbers, and these are not"),
+    "durations": (pd.to_timedelta([1, 2], unit="s"), "labels must be numbers, but"),
+    "numbers in text": (["1", "2"], "labels must be numbers, but"),
 }
 
 
@@ -523,7 +523,7 @@ def test_a_label_that_would_change_is_refused(tmp_path, what):
 )
 def test_a_label_of_an_item_that_would_change_is_refused(tmp_path, label):
     width = len(label) if isinstance(label, list) else 1
-    with pytest.raises(ValueError, match=r"item 1 |labels are numbers"):
+    with pytest.raises(ValueError, match=r"item 1 |labels must be numbers"):
         pack([(encoded(0), [0] * width), (encoded(1), label)], tmp_path / "out", **QUIET)
 
 
@@ -742,7 +742,7 @@ UNCLEAR = {
     "a dict": (lambda t, out: pack({"a": items()[0]}, out), "cannot read a dict"),
     "a group that is pd.NA": (
         lambda t, out: pack(t.assign(pid=["a", pd.NA, "b", "b"]), out, groups="pid"),
-        "1 images have no group, first image 1",
+        "images without a group: 1; the first is image 1",
     ),
     "paths and labels": (
         lambda t, out: pack([("a.jpg", 1)], out),

@@ -257,7 +257,7 @@ def test_a_folder_with_somebodys_files_is_left_alone(table, tmp_path):
 def test_a_pack_that_failed_before_its_first_file_is_no_other_pack(table, tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"item 1 has another number of labels than the first one\n  found: 1, and 2 before",
+        match=r"item 1 has another number of labels than the first one\n  found: 1, where the first one has 2",
     ):
         pack([(encoded(0), [1, 2]), (encoded(1), 1)], tmp_path, **QUIET)
     assert len(pack(table, tmp_path, **HOW)) == COUNT

@@ -274,7 +274,7 @@ def a_table(folder: Path, draw: random.Random, names: list[str], of: dict, tone:
     if (
         kind in ("as it is", "parquet", "feather") and are_numbers
     ):  # a column that was read wrongly?
-        one.refusals.append("labels are numbers, and these are not")
+        one.refusals.append("labels must be numbers, but")
     is_truth = names[0] == "True" and kind in ("as numbers", "csv", "tsv", "csv.gz", "csv.zip")
     if is_truth and "classes" not in options:  # a quantity
         of.update({number: str(float(name == "True")) for number, name in of.items()})

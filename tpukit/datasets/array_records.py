@@ -26,7 +26,13 @@ _UNLIMITED = 2**20  # the most open shards of a process, if the system sets no l
 
 
 def row_type(labels: int):
-    """Return the dtype of a row of the index: row in the source, number of the group, labels."""
+    """Return the dtype of an index row, with the fields "row", "group" and "labels".
+
+    "row" is the image's row in the source, and "group" is the number of its group.
+
+    Args:
+        labels: the number of labels per image.
+    """
     import numpy
 
     return numpy.dtype([("row", "<i8"), ("group", "<i4"), ("labels", "<f4", (labels,))])
@@ -51,7 +57,7 @@ def load_array_record():
 
 
 def write_shard(file: Path, records: Iterable[bytes]) -> None:
-    """Write records into a new shard on disk; the same records give the same bytes.
+    """Write records into a new shard on disk. Equal records give a file with equal bytes.
 
     Raises:
         OSError: the shard could not be written; `errno` is ENOSPC if the disk is full.
@@ -87,10 +93,10 @@ class Shards:
     Args:
         files: the shards, in the order of their records.
         counts: the number of records in each file.
-        rows: (N,) of `row_type`, the first bytes of each record.
+        rows: (N,) array with the dtype of `row_type`. Record i must begin with the bytes of row i.
         at_once: True to read all records of a file with one native call, whose threads read from a
-            slow drive in parallel. False to read them one by one. For files in memory, one by one
-            takes less than half of the processor time (11 instead of 28 us for 18 KB).
+            slow drive in parallel. False to read one record per call. If the files are in memory,
+            False takes less than half of the processor time (11 instead of 28 us for 18 KB).
     """
 
     def __init__(self, files: list[Path], counts: list[int], rows, *, at_once: bool):
@@ -106,13 +112,14 @@ class Shards:
         return {**self.__dict__, "_readers": defaultdict(OrderedDict)}
 
     def read(self, numbers) -> list[bytes]:
-        """Return the records with these numbers; each begins with its row of the index.
+        """Return the records with these numbers, including the index row before each image.
 
         Args:
             numbers: (n,) int, from 0 to N - 1 over all shards, in any order.
 
         Raises:
-            OSError: a record is damaged, or does not begin with its row; the message names it.
+            OSError: a record is damaged, or does not begin with its index row. The message names
+                the record.
         """
         import numpy
 
@@ -154,8 +161,9 @@ class Shards:
         return records
 
     def _reader(self, shard: int):
-        """Return the open reader of a shard; above the limit, close the reader opened first.
+        """Return an open reader of a shard.
 
+        If more than `_most_open` readers are open, close the reader that was opened first.
         A forked process opens its own readers, because threads of the parent process may have used
         the parent's readers at the fork.
         """
@@ -175,8 +183,8 @@ class Shards:
         return _Place(shard, first=int(self._ends[shard - 1]))
 
     def _misplaced(self, numbers, records: list[bytes]) -> OSError:
-        """Return the error for the first record that does not begin with its row."""
-        # Every record begins with its row of the index, by which an exchanged shard is noticed.
+        """Return the error for the first record that does not begin with its index row."""
+        # An exchanged shard is noticed because its records begin with other rows.
         width = self.rows.dtype.itemsize
         for number, record in zip(numbers, records, strict=True):
             if record[:width] != self.rows[number].tobytes():
@@ -204,7 +212,7 @@ class Shards:
                 errno=errno.EMFILE,
             )
         again = "or pack the images again into a new folder"
-        until_then = f"until then leave image {number} out"
+        until_then = f"until then, leave image {number} out"
         return SystemFailureError(
             f"record {number - place.first} of {file} cannot be read",
             found=found,
@@ -224,9 +232,9 @@ def _open(file: Path):
 
 @functools.cache
 def _most_open() -> int:
-    """Return the most shards that a process keeps open: a quarter of its limit of open files.
+    """Return the most shards that a process keeps open: a quarter of its limit on open files.
 
-    The process needs the rest for its other files and those inherited from its parent.
+    The process needs the rest for other files, some of which it inherits from its parent.
     """
     try:
         import resource
@@ -240,11 +248,11 @@ def _most_open() -> int:
 
 @functools.cache
 def _home() -> int:
-    """Return the id of the process that opened a reader first; forked processes inherit it.
+    """Return the id of the process that opened the first reader, also in its forked children.
 
-    In that process array_record starts threads to read several records at once. A process that is
-    forked meanwhile may inherit locked locks, and hangs when it reads several records at once
-    itself: 10 of 400 did (array_record 0.8.6). To read single records needs no thread: 0 of 1,300
-    hung. So only the first process reads several at once.
+    array_record starts threads in this process to read several records at once. A child that is
+    forked while they run may inherit locked locks. If such a child reads several records at once,
+    it can hang: 10 of 400 children did (array_record 0.8.6). Reading one record per call starts no
+    thread, and 0 of 1,300 children hung. So only the first process reads several records at once.
     """
     return os.getpid()

@@ -17,7 +17,7 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the unfinished files of `write_whole`; no process may be writing to the folder."""
+    """Remove unfinished files of `write_whole`. No process may write to the folder meanwhile."""
     # Not "*.part", because other programs have files with this ending.
     for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def find_fault(file: Path, expected: dict) -> str | None:
 
 
 def whole_number(name: str, value, least: int, *, is_optional: bool = True) -> int | None:
-    """Check that an argument is a whole number, and return it as an int; None for None.
+    """Check that an argument is a whole number or None, and return it as an int or None.
 
     Args:
         name: the name of the argument, for the message.

@@ -20,8 +20,9 @@ _DEFAULT = PixelForm()
 
 
 def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelForm = _DEFAULT):
-    """Decode a JPEG, a PNG or another image that Pillow opens into (H, W, 3) uint8 RGB in [0, 255].
+    """Decode an image file to an array of pixels, (H, W, 3) uint8 RGB in [0, 255].
 
+    The file is a JPEG, a PNG or of another kind that Pillow can open.
     The image is turned as its EXIF orientation says, transparent pixels become white, and only the
     first of several pages or frames is decoded. An image that is stored with a mask becomes
     (H, W, 4): the fourth channel has the class numbers, resized by nearest neighbour.
@@ -32,8 +33,8 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
     Pillow's bilinear filter does the rest. This is three times as fast, and the pixels differ by
     1.6 grey levels on average (from 256 to 128 pixels).
 
-    A JPEG is damaged if libjpeg warns. Pillow does not notice all damage: it opened all of 101
-    JPEGs in whose data 512 bytes had been set to zero.
+    `decode` calls a JPEG damaged if libjpeg gives a warning. Pillow alone does not notice all
+    damage: it opened all of 101 JPEGs in whose data 512 bytes had been set to zero.
 
     Args:
         data: the bytes of the file.
@@ -50,8 +51,8 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
     Raises:
         ValueError: the image is damaged; Pillow cannot open this kind of file; the image has more
-            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; it has more than 16 bits and `form` has no
-            window; or `out` does not have the shape of the result.
+            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; the image has more than 16 bits per channel,
+            but `form` has no window; or `out` does not have the shape of the result.
     """
     sides = image_size(size)
     if is_masked(data):
@@ -78,7 +79,7 @@ def _is_final(pixels, size: tuple[int, int] | None, form: PixelForm) -> bool:
 
 
 def _finish_with_pillow(data: bytes, pixels, size: tuple[int, int] | None, form: PixelForm):
-    """Return the pixels at `size`; decode the image if `pixels` is None."""
+    """Return the pixels at `size`. If `pixels` is None, decode the image first."""
     if pixels is None:
         image = _decode_any(data, form)
     else:  # simplejpeg has scaled it to the next multiple of 1/8 above `size`
@@ -165,9 +166,10 @@ def _raise_if_corrupt(error: ValueError, data: bytes) -> None:
 
 
 def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
-    """Return whether an error was only a warning, so that libjpeg decodes the file without strict.
+    """Return whether simplejpeg decodes a refused file after all, with strict=False.
 
-    Call `_raise_if_corrupt` first, because libjpeg without strict also decodes truncated files.
+    If it does, the error was only a warning of libjpeg. Call `_raise_if_corrupt` first, because
+    simplejpeg with strict=False also decodes truncated files.
     """
     try:
         decoder.decode_jpeg(data, strict=False, **how)
@@ -302,6 +304,6 @@ def _too_large(found: str) -> InvalidValueError:
     return InvalidValueError(
         f"its header claims more than {pixel_limit():,} pixels, the limit of Pillow",
         found=found,
-        fix="if the image is really that large, PIL.Image.MAX_IMAGE_PIXELS = None, then the same "
-        "call; if not, leave the image out",
+        fix="leave the image out; or, if it is really that large, remove the limit and call again: "
+        "PIL.Image.MAX_IMAGE_PIXELS = None",
     )

@@ -156,7 +156,7 @@ class Room:
             f"{images} need about {human_size(needed)}, "
             f"and {human_size(free)} are free in {target.folder}",
             found=", ".join(settings),
-            fix="; or ".join([*ways, "make room on this disk, and call it again"]),
+            fix="; or ".join([*ways, "make room on this disk, and call again"]),
         )
 
     def _fits(self, target: PackFolder) -> bool:
@@ -173,12 +173,15 @@ class Room:
         return max(0, needed - _bytes_of(target) - _bytes_in(target.work / "items"))
 
     def _bytes(self, plan: dict, enough: float = 0) -> int | None:
-        """Return an estimate of the pack's bytes that is rather too high; None if it is unknown.
+        """Estimate the pack's size in bytes, more often too high than too low.
 
         Args:
             plan: the settings of the pack.
-            enough: the free bytes. If a small pack certainly needs fewer, the result is 0, and no
-                slice is encoded for an estimate.
+            enough: the number of free bytes. An estimate for CT slices needs an encoded sample. If
+                a small pack certainly needs fewer bytes than these, no sample is encoded.
+
+        Returns:
+            The bytes; 0 if a small pack certainly fits; None if the size is unknown.
         """
         described = self._described
         count = described.count
@@ -206,7 +209,10 @@ class Room:
         return int(count * mean)
 
     def _bytes_per_pixel(self, plan: dict) -> int:
-        """Return the bytes per pixel with its mask; twice as many for a stream, stored twice."""
+        """Return the bytes per pixel, with its mask. Every image of a stream counts twice.
+
+        A stream is stored once as it arrives, and once in the random order of the pack.
+        """
         channels = PixelForm.of_plan(plan).channels + self._described.has_masks
         copies = 2 if self._described.is_stream else 1
         return channels * copies
@@ -254,9 +260,10 @@ class Room:
         return ways
 
     def _smaller_forms(self, plan: dict, free: int) -> list[str]:
-        """Return the code of changed arguments of `pack_dicom` that make the pack small enough.
+        """Return arguments of `pack_dicom`, as code, each of which makes the pack small enough.
 
-        Of each argument it is the first value, in the order of `weight.smaller`, that is enough.
+        `weight.smaller` proposes several values of an argument. The result has the first of them
+        that makes the pack small enough.
         """
         forms = {}
         for name, code, change in self._described.weight.smaller(plan):

@@ -53,7 +53,7 @@ def is_image(value) -> bool:
 
 
 def _is_of_the_hub(value) -> bool:
-    """Return whether a value is a dict of bytes and path, Hugging Face's undecoded image."""
+    """Return whether a value is an undecoded image of Hugging Face, a dict of bytes and path."""
     return isinstance(value, Mapping) and set() < value.keys() <= {"bytes", "path"}
 
 
@@ -66,7 +66,7 @@ def _bytes_of_the_hub(image: Mapping):
 
 
 def _bytes_of_row(row):
-    """Return the bytes of an image file in an array; return a row of pixels unchanged."""
+    """Return an array as bytes if it contains an image file; else return it unchanged."""
     array = row
     if hasattr(row, "detach"):  # a tensor
         array = row.detach().cpu().numpy()
@@ -86,7 +86,7 @@ def _read(file) -> bytes:
     can_seek = hasattr(file, "seekable") and file.seekable()
     if not can_seek or isinstance(file, io.TextIOBase):
         raise InvalidTypeError(
-            f"a {type(file).__name__} is read only once, or gives text",
+            f"a {type(file).__name__} cannot be rewound, or is opened as text",
             fix='pass its bytes: image.read(); for a file opened as text, open(path, "rb").read()',
         )
     file.seek(0)  # other code, such as PIL.Image.open, may have moved the position

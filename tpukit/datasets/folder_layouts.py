@@ -93,9 +93,9 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
     raise InvalidValueError(
         f"masks cannot be packed as images of a class: {folder} has masks in each class",
         found=f"each sub-folder contains {_list(common)}",
-        fix=f"{files}; "
+        fix=f"to pack the images without the masks: {files}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
-        f'labels="label") packs the images alone; or, with the masks, '
+        f'labels="label")\nor, to pack the masks as images, too: '
         f"pack(..., classes={_all(layout.classes)})",
     )
 
@@ -144,7 +144,7 @@ def _refuse_people(layout: _Layout) -> None:
 
 
 def _files(layout: _Layout) -> str:
-    """Return code that lists the images of a folder, in all folders below."""
+    """Return code that lists the images of a folder and of all folders below it."""
     endings = {os.path.splitext(name)[1] for name in layout.names}
     ending = next(iter(endings)) if len(endings) == 1 else ".*"
     found = os.path.join(glob.escape(layout.folder), "**", "*" + ending)
@@ -190,9 +190,11 @@ def _one_deeper(layout: _Layout, deeper: str, found: Sequence[str]) -> InvalidVa
 
 
 def _parts(layout: _Layout) -> list[str]:
-    """Return the sub-folders that are splits: the only sub-folder, or two with different words.
+    """Return the sub-folders whose names have a word for a split, such as train or test.
 
-    train_interior and train_station are classes, because both have the same word, train.
+    At least two different words must occur: train_interior and train_station are classes, because
+    both have the word train. If there is only one sub-folder, a single word is enough. Otherwise
+    the result is [].
     """
     parts = [name for name in layout.classes if words_of(name) & _PARTS]
     kinds = {frozenset(words_of(name) & _PARTS) for name in parts}
@@ -310,7 +312,7 @@ def _with_table(layout: _Layout) -> str:
 
 
 def _matching(table: str, names: Sequence[str]) -> _Match | None:
-    """Return the column of a table whose first value is the name of an image."""
+    """Find the first column of a table that begins with the name of an image; None if none does."""
     folders = defaultdict(set)  # by the name of an image, with its ending and without
     for name in names:
         inside, file = os.path.split(name)
@@ -341,8 +343,9 @@ def _is_named(file: str, value: str) -> bool:
 def _folder_of_all(folders: Sequence[set], table: str) -> str | None:
     """Return the folder that contains all images of a table; None if there is no such folder.
 
-    Images of train and test may have the same names, so that two folders are possible. The result
-    is the folder with the most words of the table's name; if two are equal, the training folder.
+    Images of train and test may have the same names. Then two folders contain all images, and the
+    result is the folder whose name shares the most words with the name of the table. If both share
+    equally many, the result is the training folder.
     """
     words = words_of(os.path.basename(table))
 

@@ -25,11 +25,11 @@ _FEW = 12  # the most names that a message lists in full
 
 
 def arguments_of(source, labels: list, groups, classes, columns: Columns) -> dict:
-    """Return the arguments of `pack` for a source that is a path, as values of a manifest.
+    """Return the arguments of a call of `pack`, in the form in which a manifest stores them.
 
     Args:
-        source: the path of a folder or of a CSV file.
-        labels: the argument labels= as a list.
+        source: the path of a folder or of a CSV file. Other sources are not supported.
+        labels: the argument `labels`, as a list.
         groups, classes: as for `pack`.
         columns: the other arguments of `pack` about columns.
     """
@@ -47,7 +47,7 @@ def arguments_of(source, labels: list, groups, classes, columns: Columns) -> dic
 
 
 def _name_of(column) -> str | None:
-    """Return the name of a column; for a list of values, which is refused, its type."""
+    """Return the name of a column; "a list" for a list of values, which no such pack can have."""
     if column is None:
         return None
     is_name = isinstance(column, Hashable) and not isinstance(column, tuple)
@@ -97,7 +97,7 @@ def find_outlived(
 def _refusal(
     source, packed: PackedImages, manifest: dict, *, target: PackFolder, root, arguments: dict
 ) -> TpukitError | None:
-    """Return the error for a pack of another source or with other arguments; None for this one."""
+    """Return the error if a pack has another source or other arguments than the call, else None."""
     place = os.fspath(target.folder)
     other = _other_source(packed, manifest, arguments, root=_root_of(source, root))
     if other:
@@ -201,7 +201,7 @@ def _root_of(source, root) -> str:
 
 
 def _report_unknown(manifest: dict, asked: dict) -> None:
-    """Print the arguments that an old pack does not have, and that could not be compared."""
+    """Print the arguments that could not be compared, because an old pack does not store them."""
     if _stored_arguments(manifest) is not None:
         return
     unknown = ["source"]
@@ -211,6 +211,6 @@ def _report_unknown(manifest: dict, asked: dict) -> None:
         unknown.append("classes")
     unknown.append("path")
     print(
-        "pack: a version of tpukit made this pack that did not store the arguments; "
+        "pack: this pack was made by an older tpukit, which did not store the arguments; "
         f"not compared: {', '.join(unknown)}"
     )

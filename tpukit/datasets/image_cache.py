@@ -42,7 +42,7 @@ _SPARE_MEMORY = 1 / 4
 
 @dataclass(frozen=True)
 class Space:
-    """The free bytes of disk and memory; None for the values of this machine."""
+    """The free bytes of disk and memory. For None, the values of this machine are read."""
 
     disk: int | None = None
     memory: int | None = None
@@ -68,15 +68,16 @@ def cached_images(
         packed: the result of `pack`.
         size: height and width in pixels, one number for both or (height, width).
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
-            for `<pack>-cache-<size>` next to the pack or, if nothing can be written there (Kaggle's
-            /kaggle/input), in the system's temporary folder. 4 GiB of its disk stay free.
+            for the folder `<pack>-cache-<size>` next to the pack. If nothing can be written there,
+            as in Kaggle's /kaggle/input, the cache is in the system's temporary folder. The cache
+            leaves at least 4 GiB of the folder's disk free.
         workers: the number of processes that decode; None for one per CPU.
         progress: as for `pack`.
         exact: True for exactly the pixels of Pillow; see `decode`.
 
     Returns:
-        A `CachedImages`. If memory or disk is too small, `PackedImages(folder, size)`, whose JPEG
-        decoder scales the images: their pixels are close to those of an exact cache.
+        A `CachedImages`. If memory or disk is too small, a `PackedImages` of this size. Its JPEG
+        decoder scales the images, so its pixels are close to those of an exact cache, not equal.
 
     Raises:
         FileExistsError: the folder contains other files.
@@ -101,7 +102,8 @@ def choose_images(
     plan = _plan(packed, size, exact)
     size = plan["size"]
     needed = layout_of(plan).bytes
-    images = f"{len(packed):,} images at {size_in_words(size)} pixels, {human_size(needed)}"
+    count = f"{len(packed):,} images at {size_in_words(size)} pixels"
+    images = f"{count}, {human_size(needed)}"
     places = _places(packed, size) if folder is None else [Path(folder)]
     reasons = []
     memory = available_memory() if space.memory is None else space.memory
@@ -133,7 +135,7 @@ def choose_images(
         except DiskFullError as error:  # a quota can be smaller than the free space of the disk
             reasons.append(str(error).partition("\n")[0])
     print(
-        f"no cache: {images}, but {'; '.join(reasons)}. "
+        f"no cache: {count} need {human_size(needed)}, but {'; '.join(reasons)}. "
         "Every epoch reads and decodes the packed images"
     )
     return PackedImages(packed.folder, size).labelled_as(packed)
@@ -142,7 +144,7 @@ def choose_images(
 def _lack_of_memory(needed: int, memory: int | None) -> str | None:
     """Return the reason why memory cannot hold a cache; None if it can."""
     if memory is None:
-        return "how much memory is available is not known on this system"
+        return "this system does not report its available memory"
     if needed > memory * (1 - _SPARE_MEMORY):
         return f"{human_size(memory)} of memory is available, and a quarter of it stays free"
     return None
@@ -196,7 +198,7 @@ def build_image_cache(
         return _open(target).labelled_as(packed)
     if not is_writable(target.folder):
         raise DiskFullError(
-            f"nothing can be written to {folder}", fix="name a folder on another disk"
+            f"nothing can be written to {folder}", fix="pass a folder on another disk"
         )
     with target.locked():
         if target.is_finished:  # another process has built it meanwhile
@@ -289,8 +291,8 @@ def _full(target: CacheFolder) -> DiskFullError:
         f"the disk of {target.folder} is full: a cache of {plan['count']:,} images "
         f"at {size_in_words(plan['size'])} pixels takes {human_size(layout_of(plan).bytes)}",
         found=f"{human_size(free)} free",
-        fix="make room and call it again; or a folder on a larger disk, a smaller size, "
-        "or cached_images(...)",
+        fix="make room, and call again; or pass a folder on a larger disk, or a smaller size; or "
+        "let tpukit decode in every epoch if the disk is too small: cached_images(...)",
     )
 
 

@@ -55,7 +55,7 @@ class FoundFiles:
 
 
 def endings() -> tuple[str, ...]:
-    """Return the endings of all image files that Pillow and its plugins can open, as ".png"."""
+    """Return the endings of all image files that Pillow and its plugins open, such as ".png"."""
     from PIL import Image
 
     Image.init()
@@ -146,7 +146,7 @@ def _order_of_classes(folder, found: list[str], classes: Sequence[str] | None) -
         raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
-            fix="name all classes, including those without images here; or move these folders away",
+            fix="list every folder in classes=; or move away the folders that are no classes",
         )
     return order
 

@@ -39,23 +39,27 @@ _TRANSPOSITIONS = {  # by EXIF's orientation
 
 
 def to_form(image, form: PixelForm = _DEFAULT):
-    """Convert a Pillow image, or its first frame, to mode RGB, L, or F for 16 bits.
+    """Convert a Pillow image, or its first frame, to the mode of a form.
 
     An image that was opened from a file is turned by its EXIF orientation, and its transparent
     pixels become white. An image in memory, as after `convert`, is not turned, and only its
-    alpha channel counts as transparency. A window converts more than 8 bits to 8.
+    alpha channel counts as transparency.
 
     Args:
         image: a Pillow image of any mode; not modified.
-        form: the mode, and the window: values up to its first number become black, values from its
-            second number on become white. A window of None is (0, 65535) for 16 bits, so that no
-            value is clipped. A window does not change an image of 8 bits; `refuse_window` and
-            `no_window` make the error for it.
+        form: the mode and the window. For the mode "RGB" or "L", a window (low, high) converts an
+            image of more than 8 bits to 8: values up to `low` become black, and values from `high`
+            on become white. If the window is None, an image of 16 bits has the window (0, 65535),
+            so that no value is clipped. A window does not change an image of 8 bits; callers refuse
+            it with `refuse_window` or `no_window`.
+
+    Returns:
+        A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).
 
     Raises:
-        ValueError: without a window, the image has more than 16 bits or floats; with a window, it
-            has 16 bits in several channels; with mode "I;16", it has 8 bits; or Pillow cannot
-            convert it.
+        ValueError: `form` has no window, and the image has more than 16 bits or floats; `form` has
+            a window, and the image has several channels of 16 bits; the mode is "I;16", and the
+            image has 8 bits; or Pillow cannot convert the image.
     """
     from PIL import Image
 
@@ -70,8 +74,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
         raise InvalidValueError(
             f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
             found="Pillow opens such images with 8 bits",
-            fix="pack items (tifffile.imread(file), label), whose images are uint16 arrays; or "
-            "leave window= out",
+            fix="leave window= out; or pack items whose images are uint16 arrays: "
+            "(tifffile.imread(file), label)",
         )
     has_transparency = image.format is not None and _has_transparency(image)
     file_format = image.format  # an image that `upright` has turned has no format
@@ -123,7 +127,7 @@ def refuse_window(data: bytes) -> None:
 
 
 def no_window(kind: str) -> InvalidValueError:
-    """Return the error for a window and an image of 8 bits."""
+    """Return the error for an image of 8 bits, for which a window is not supported."""
     return InvalidValueError(
         f"window= is for images of more than 8 bits, and this image has 8 bits: {kind}",
         fix="leave window out, and pack images of 8 bits by themselves",
@@ -165,7 +169,7 @@ def coded(image) -> list:
 
 
 def _has_16_bits(image) -> bool:
-    """Return whether the file of an image, which is not read yet, stores 16 bits per channel."""
+    """Return whether an image's file stores 16 bits per channel. Call it before `image.load`."""
     return any(_IS_16_BITS.search(_raw_mode(part)) for part in coded(image))
 
 

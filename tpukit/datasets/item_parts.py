@@ -41,7 +41,10 @@ _FIX = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table or the keys of dicts, by the names of the arguments of `pack`."""
+    """The columns of a table, or the keys of dicts, that have images, labels and masks.
+
+    The fields have the names of the arguments of `pack`.
+    """
 
     path: object = None
     root: object = None
@@ -60,7 +63,7 @@ class _Parts(NamedTuple):
 
 
 def check_item(item, number: int, columns: Columns) -> tuple:
-    """Return an item's stored image and labels, as in the table above; labels are float32.
+    """Return an item's image and labels in the form of the pack; the labels are float32.
 
     Raises:
         ValueError: the item is not an image with labels of the supported kinds.
@@ -124,8 +127,8 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
             f"keys {keys}, without a usual name of a label",
-            fix='pack(..., labels="species") names it; labels=[] for none, as with '
-            'masks="mask" alone',
+            fix='name the key of the label: pack(..., labels="species"); or, if there is no label: '
+            "labels=[]",
         )
     labels = [item[name] for name in label_names]
     return _Parts(item[image_name], mask=item.get(columns.masks), labels=labels)
@@ -219,8 +222,8 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
     if isinstance(label, Mapping):
         raise InvalidValueError(
             f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
-            fix="return one number or one row of numbers per image; target_transform= of the "
-            "dataset can choose them",
+            fix="return one number or one row of numbers per image, for example with the dataset's "
+            "argument target_transform=",
         )
     try:
         shape = numpy.shape(label)
@@ -256,9 +259,10 @@ def _numbers(label, number: int, classes: Sequence[str]) -> list:
 
 
 def _stored_image(parts: _Parts, form: PixelForm):
-    """Return the image as bytes or pixels; with a mask as joined bytes or (H, W, 4) uint8.
+    """Return the image, with its mask if there is one, as bytes or as pixels.
 
-    Pixels are (H, W, 3) uint8; (H, W, 1) for mode "L", and (H, W, 2) for "I;16".
+    Bytes are those of the image file; those of a mask file follow. Pixels are uint8: (H, W, 3),
+    (H, W, 4) with a mask, (H, W, 1) for mode "L", and (H, W, 2) for "I;16".
     """
     image, mask, _ = parts
     if mask is None:
@@ -346,7 +350,8 @@ def _sixteen_bits(array):
     if array.shape[2] != 1 or array.dtype == "uint8":
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, not for {array.shape} {array.dtype}',
-            fix='options=tpukit.PackOptions(mode="L"); or one channel of uint16, image[..., :1]',
+            fix='options=tpukit.PackOptions(mode="L"); or pass one channel of uint16: '
+            "image[..., :1]",
         )
     check_16_bits(array)
     return byte_pairs(array[:, :, 0])
@@ -369,9 +374,9 @@ def _eight_bits(array, window: tuple[float, float] | None):
         values = f", from {array.min():g} to {array.max():g}" if is_number else ""
         raise InvalidValueError(
             f"an image of shape {array.shape} and dtype {array.dtype}{values}",
-            fix="uint8, or floats in [0, 1] before they are normalised; or "
-            "pack(..., options=tpukit.PackOptions(window=(low, high))) with the values that become "
-            "black and white",
+            fix="pass uint8, or floats in [0, 1] that are not normalised yet; or name the values "
+            "that become black and white: "
+            "pack(..., options=tpukit.PackOptions(window=(low, high)))",
         )
     return apply_window(array, window)
 
@@ -384,9 +389,9 @@ def _with_channels(array, mode: str):
     """Return (H, W, C) uint8 with the channels of a mode."""
     if array.shape[2] == 4:
         raise InvalidValueError(
-            f"an array of four channels, {array.shape}, and the meaning of the fourth is not known",
-            fix="image[..., :3] leaves it out; if it is opacity, PIL.Image.fromarray(image, "
-            '"RGBA")',
+            f"an array of shape {array.shape}, whose fourth channel has no known meaning",
+            fix="leave the fourth channel out: image[..., :3]; or, if it is opacity: "
+            'PIL.Image.fromarray(image, "RGBA")',
         )
     if mode == "L":
         return as_pixels(as_image(array).convert("L"))

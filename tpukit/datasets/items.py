@@ -81,11 +81,12 @@ class ImageColumn:
 
 
 class Items:
-    """The items of a source: `pack` learns their kind from the first and reads all.
+    """The items of a source. The first item that can be read decides the kind of all items.
 
     Args:
         source: a dataset, or an iterable of items.
-        columns: the keys of items that are dicts, and the form of images; None for the defaults.
+        columns: the keys of the parts if items are dicts, and the form of images; None for the
+            defaults.
         classes: a list of names that replace the dataset's own; None for its own, [] for none.
 
     Attributes:
@@ -98,7 +99,7 @@ class Items:
             dataset; else [].
         has_masks: True if each item has a mask.
         dark: for a stream, the brightest value of each image of 16 bits that is nearly black.
-        sizes: the bytes of each image that `digest` has read, before images are resized.
+        sizes: the number of bytes of each image that `digest` has read, before it is resized.
 
     Raises:
         ValueError: the source has no items, or its items are not images with labels.
@@ -151,7 +152,8 @@ class Items:
     def _loaded(self, item, number: int):
         """Return an item; `Failed` if its file cannot be read.
 
-        An image of `PIL.Image.open`, or the path in a dict of Hugging Face, is read only now.
+        `PIL.Image.open` does not read the pixels, and a dict of Hugging Face may have only a path.
+        This method reads such an image.
         """
         if isinstance(item, Failed):
             return item
@@ -193,7 +195,11 @@ class Items:
         return (*image_size(size), channels)
 
     def prepare(self, item, number: int, size) -> StoredItem:
-        """Return what to store of an item; ValueError if its kind is not that of the first."""
+        """Return an item's image and labels, ready to store.
+
+        Raises:
+            ValueError: the item is not of the same kind as the first one.
+        """
         image, labels = self.check(item, number)
         dark = ()
         if not isinstance(image, bytes):
@@ -209,7 +215,8 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="return all images as bytes or all as arrays; size= makes arrays of one shape",
+                fix="return all images as bytes or all as arrays; if arrays differ in size, pass "
+                "the size of all: size=224",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
         return StoredItem(stored, labels, dark)
@@ -274,8 +281,8 @@ class Items:
             )
         if not own and are_other_numbers(asked):
             print(
-                "pack: the numbers of items are positions in classes=, from 0: 0 means "
-                f"{asked[0]!r}"
+                "pack: the labels of items are read as positions in classes=, so the label 0 is "
+                f"the class {asked[0]!r}"
             )
         return asked
 
@@ -314,8 +321,9 @@ class Items:
     def digest(self) -> bytes:
         """Return a SHA-256 digest, by which a later call recognises the same items.
 
-        It covers all items of a list, a hundred items and all labels of a dataset, and the first
-        item of a stream. To read all items of a dataset would take as long as to pack it.
+        For a list, it covers all items. For a dataset, it covers all labels, but only a hundred
+        items, because reading all items would take as long as packing them. For a stream, it
+        covers the first item.
         """
         if not self.by_number:
             chosen = [self.first]
@@ -343,7 +351,10 @@ class Items:
         return repr([list(labels[name]) for name in self.columns]).encode()
 
     def _one(self, number: int) -> tuple:
-        """Return an item's image and labels; if it cannot be read, its error as the image."""
+        """Return an item's image and labels.
+
+        If the item cannot be read, the text of the error takes the place of the image.
+        """
         import numpy
 
         try:
@@ -362,7 +373,7 @@ def _of_other_length(number: int, count: int, expected: int) -> InvalidValueErro
     in_dict = row.format('item["labels"]')
     return InvalidValueError(
         f"item {number} has another number of labels than the first one",
-        found=f"{count}, and {expected} before",
+        found=f"{count}, where the first one has {expected}",
         fix=f"turn lists of classes into zeros and ones: {row.format('labels')}; "
         "with Hugging Face: "
         f'source.map(lambda item: {{"tags": {in_dict}}}) and labels="tags"',
@@ -386,7 +397,10 @@ def _unreadable(source) -> InvalidValueError:
 
 
 def _all_labels(source) -> bytes:
-    """Return the labels in a dataset's attributes as bytes, without a read of images; or b""."""
+    """Return the labels in a dataset's attributes as bytes; b"" if it has none.
+
+    No image is read.
+    """
     import numpy
 
     parts = inside(source)
@@ -411,7 +425,7 @@ def _all_labels(source) -> bytes:
 
 
 def _kept_labels(source):
-    """Return the labels of a dataset under the names that torchvision's datasets use; or b""."""
+    """Return the labels that a dataset has under a name of torchvision's datasets; b"" if none."""
     for name in ("targets", "labels", "_labels"):
         labels = getattr(source, name, None)
         if hasattr(labels, "__len__"):
@@ -609,7 +623,10 @@ class ReceivedItems:
         self.encoding = "jpeg" if shape is None else "uint8"
 
     def receive(self, number: int) -> StoredItem:
-        """Wait for item `number`, the next one; after that, `[number]` returns its image once."""
+        """Wait for the next item, which has this number, and return it.
+
+        `self[number]` then returns its image, but only once, and frees its memory.
+        """
         item = pickle.load(self._stream)
         self._received[number] = item
         return item

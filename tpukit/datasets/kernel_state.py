@@ -93,8 +93,8 @@ def _not_importable(file: str, own: list[str]) -> InvalidValueError:
     return InvalidValueError(
         f"{file} needs a plugin that this notebook defines, and other processes cannot import it",
         found=f"{', '.join(own)}, by Image.register_open",
-        fix="write its class into a file, with %%writefile plugin.py as the first line of "
-        "its cell, and register the class of that module: import plugin",
+        fix="write the class of the plugin into a file: begin the cell that defines it with "
+        "%%writefile plugin.py; then import the file, and register its class: import plugin",
     )
 
 

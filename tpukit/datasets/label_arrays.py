@@ -55,9 +55,9 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite or not a number; float32 would make it infinite or
-            0; it is an integer beyond 2**24; or it is a float up to 2**53 without a fraction, which
-            float32 would change. Fractions are rounded.
+        ValueError: a value is missing, infinite or not a number; or float32 would make it infinite
+            or 0; or it is an integer beyond 2**24; or it is a float of at most 2**53 without a
+            fraction, which float32 would round. Other floats are rounded.
     """
     import numpy
 
@@ -122,7 +122,7 @@ def _numbers(column, name: str, what: str):
     if what == "row":
         fix = _as_numbers(name, is_date=array.dtype.kind in "mM")
     raise InvalidValueError(
-        f"labels are numbers, and these are not: {name!r} holds {value!r}",
+        f"labels must be numbers, but {name!r} holds {value!r}",
         found=f"dtype {dtype or array.dtype}",
         fix=fix,
     )
@@ -235,10 +235,10 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     Args:
         column: a column of a table; a categorical column has its own classes and their order.
         name: the name of the column, for messages.
-        classes: the classes in the order of their numbers; None for the words of the column. If all
-            classes are numbers, a number in the column is the name of a class. Otherwise, if the
-            column has no words, a number is the position of a class, from 0. True, False or
-            an interval is the name of a class if a class in the list has that text.
+        classes: the classes in the order of their numbers; None for the words of the column,
+            sorted. If all classes are numbers, a number in the column is the name of a class.
+            Otherwise, if the column has no words, a number is the position of a class, from 0.
+            True, False and intervals are compared as text, such as "True".
 
     Returns:
         The class numbers, (N,) float32, and the classes. If the column is not categorical,
@@ -269,7 +269,7 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
 
 
 def _check_blank(values: list, words: set[str], name: str, classes) -> None:
-    """Raise ValueError if a word is blank, unless classes= has this word."""
+    """Raise ValueError if a word is blank and is not in classes=."""
     blank = {word for word in words if not word.strip()} - set(classes or ())
     if blank:
         row = next(row for row, value in enumerate(values) if value in blank)
@@ -306,7 +306,7 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
                 f"label {name!r} of row {row} is missing",
                 found=f"{value!r} among {', '.join(classes[:4])}",
                 fix=f"leave such rows out: table.dropna(subset=[{name!r}]); "
-                'pandas reads a class "None" of a CSV file as missing, unless you write '
+                'or, if a class has the name "None", which pandas reads as missing: '
                 f"{read_again}, ..., root=folder of the file)",
             )
         if value not in numbers:
@@ -320,12 +320,12 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
 
 
 def _refuse_tags(words: set[str], name: str, count: int) -> None:
-    """Raise if values are lists of tags, as "cat;dog", or if most images have a word of their own.
+    """Raise if values are lists of tags, such as "cat;dog", or if more than half are different.
 
-    Values are lists of tags if some contain a separator, and if there are at most as many different
-    tags as different values. A blank may also be within a name, as in "left lung". So a blank is a
-    separator only if the values have different numbers of parts, and if there are at least twice as
-    many values as tags.
+    Values are lists of tags if some contain a separator, and if the number of different tags is at
+    most that of different values. Names such as "left lung" contain a blank, too. So a blank is a
+    separator only if two more conditions are met: some values have more parts than others, and
+    there are at least twice as many different values as tags.
     """
     # A separator with a blank is tried before the same one without, so that the tags have no blank
     # at their start. A blank alone is the least certain, and the last.
@@ -343,7 +343,7 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
             raise InvalidValueError(
                 f"label {name!r} holds several words at once, as {divided[0]!r}",
                 found=f"{len(tags)} words in {len(words)} combinations",
-                fix=f"a label per word: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
+                fix=f"a label per word: {dummies}; pack(table.join(tags), ..., labels=list(tags)); "
                 f"or, if the combinations are the classes, {combinations}",
             )
     if count >= _ENOUGH and len(words) > count / 2:
@@ -357,10 +357,10 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
 
 
 def _as_written(value, numbers: dict):
-    """Return a value of the column as the key of `numbers`, if it is a class.
+    """Return the key of `numbers` for a value of the column; the value itself if there is no key.
 
-    True and intervals become their text if that is a key. Text that is no key but a number, such as
-    "007", becomes that number.
+    True and intervals become their text if `numbers` has that text. If it does not have a text such
+    as "007", which reads as a number, the text becomes that number.
     """
     if isinstance(value, str):
         if value not in numbers and _reads_as_number(value):
@@ -399,8 +399,8 @@ def number_groups(values):
     missing = texts.count("")
     if missing:
         raise InvalidValueError(
-            f"{missing} images have no group, first image {texts.index('')}",
-            fix="name a group for each",
+            f"images without a group: {missing}; the first is image {texts.index('')}",
+            fix="give every image a group",
         )
     # Sort only the few groups. numpy.unique would sort one value per image, which takes seconds.
     names = sorted(set(texts))

@@ -18,7 +18,10 @@ except ImportError:  # Windows
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Let only one process at a time enter the block; without locks, let all enter it."""
+    """Let only one process at a time enter the block.
+
+    Windows and some network drives have no locks. There, all processes enter at once.
+    """
     if fcntl is None:
         yield
         return
@@ -88,9 +91,9 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
-    The caller opens and closes the file in the block. That would release a lock of lockf, so the
-    lock is one of flock. On Windows nothing is created or locked, because the file that the caller
-    opens in the block cannot be removed.
+    The caller opens and closes the file in the block. Closing it would release a lock made with
+    `lockf`, so `claim` uses `flock`. On Windows `claim` does nothing, because no process can
+    remove the file that the caller has open.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open
@@ -108,8 +111,8 @@ def claim(unfinished: Path) -> Iterator[None]:
 def remove_unclaimed(files: Iterable[Path]) -> None:
     """Remove the files that no running process has claimed.
 
-    On a drive without locks, no file is removed. Windows has no locks either, but it refuses to
-    remove open files. So there, the files that no process has open are removed.
+    On a drive without locks, no file is removed. Windows has no locks either, but it does not
+    remove open files. So on Windows, all files are removed that no process has open.
     """
     for path in files:
         # OSError: a running process has the lock, the file does not exist, or there are no locks.

@@ -79,7 +79,7 @@ def palette_of(mask: bytes) -> list[int]:
 
 
 def _opened(data: bytes, ask):
-    """Return `ask(image)` for the image in a file's bytes; 1 (upright) if it cannot be opened."""
+    """Open the image in a file's bytes and return `ask(image)`; 1 if it cannot be opened."""
     from PIL import Image
 
     try:
@@ -90,9 +90,10 @@ def _opened(data: bytes, ask):
 
 
 def _turned_with(mask, size: tuple[int, int], how: int):
-    """Return a mask in the orientation that its image gets when the decoder turns it.
+    """Turn a mask by the EXIF orientation of its image, unless its shape is already the turned one.
 
-    If the image is not square, the shape of the mask shows whether it is turned already.
+    Raises:
+        ValueError: the turned image has the same shape, so the shape of the mask shows nothing.
     """
     width, height = size  # of the image as stored
     as_stored = (height, width)
@@ -115,7 +116,7 @@ def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, ch
     Args:
         data: the result of `join`.
         size: (height, width) in pixels; None keeps the size of the image.
-        decode: `decode(data, size)` returns (H, W, 3) of the image.
+        decode: a function; `decode(data, size)` must return the pixels of the image, (H, W, 3).
         resize: as of `PixelForm`.
         check: True to raise ValueError if image and mask differ in size. The image is then decoded
             at its full size, so only `pack` does this.
@@ -180,7 +181,9 @@ def open_mask(data):
 
 
 def read_mask(mask):
-    """Return a mask as (H, W) uint8 class numbers; of a palette image, its palette indices.
+    """Return a mask as (H, W) uint8 class numbers.
+
+    If the mask is a palette image, the class numbers are the indices in the palette.
 
     Args:
         mask: a Pillow image of one channel, or an array or tensor (H, W), (1, H, W) or (H, W, 1) of
@@ -203,11 +206,13 @@ def read_mask(mask):
         mask = mask[:, :, 0]
     if mask.ndim != 2 or not mask.size:
         of_colours = "sum(k * (mask == colour).all(-1) for k, colour in enumerate(colours))"
-        of_channels = "mask.argmax(0), or mask.argmax(-1) where they are last"
+        of_channels = "mask.argmax(0), or, if the channels are last, mask.argmax(-1)"
         shape = mask.shape
         raise InvalidValueError(
-            f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
-            fix=f"for colours, {of_colours}; for one channel per class, {of_channels}",
+            "a mask is (H, W), one class number for each pixel, but this one has the shape "
+            f"{shape}",
+            fix=f"if it has a colour per class: {of_colours};\n"
+            f"if it has a channel per class: {of_channels}",
         )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
@@ -216,10 +221,12 @@ def read_mask(mask):
     if wrong.any():
         first = mask[wrong][0]
         raise InvalidValueError(
-            f"a mask holds class numbers, whole and from 0 to 255, and this {first} ({mask.dtype})",
-            fix="numpy.searchsorted(values, mask), where values are those of all masks, sorted; "
-            "255 may stand for pixels that do not count, numpy.where(mask < 0, 255, mask), "
-            "with ignore_index=255",
+            "a mask holds class numbers, whole and from 0 to 255, but this one holds "
+            f"{first} ({mask.dtype})",
+            fix="collect the values of all masks in a sorted list, values, and number them: "
+            "numpy.searchsorted(values, mask);\n"
+            "or, if negative values mark pixels that do not count, pass ignore_index=255 to the "
+            "loss, and replace them: numpy.where(mask < 0, 255, mask)",
         )
     return mask.astype(numpy.uint8)
 
@@ -232,16 +239,18 @@ def _numbers_of_image(mask):
         two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
         raise InvalidValueError(
             "the mask is a JPEG, which blurs class numbers",
-            fix=f"draw it again, and save it as PNG; for two classes, {two_classes}",
+            fix="draw the mask again, and save it as PNG; or, if it has two classes, round its "
+            f"values: {two_classes}",
         )
     if len(mask.getbands()) > 1:
         colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]
         raise InvalidValueError(
             f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}",
             found=f"colours {first_few(colours, 4)}",
-            fix="sum(k * (numpy.asarray(mask) == colour).all(-1) "
-            "for k, colour in enumerate(colours)), the same for all masks; "
-            "for a grey mask, mask.getchannel(0)",
+            fix="collect the colours of all classes in a list, colours, and number them in every "
+            "mask: sum(k * (numpy.asarray(mask) == colour).all(-1) "
+            "for k, colour in enumerate(colours));\n"
+            "or, if the mask is grey, take one channel: mask.getchannel(0)",
         )
     # The division below undoes Pillow's scaling of grey files with 2 or 4 bits.
     storage = str(coded(mask))

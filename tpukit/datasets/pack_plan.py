@@ -120,8 +120,8 @@ def plan_pack(
         source, labels, groups, classes, path, root, masks, options: as for `pack`.
 
     Returns:
-        A `PackPlan`. It describes up to fifty decoded images, evenly spread; of an iterable, only
-        the first.
+        A `PackPlan`. To make it, `plan_pack` decodes up to fifty images, evenly spread. If the
+        source can only be iterated, it decodes only the first.
 
     Raises:
         ValueError: the source is a generator, whose first item would be lost.
@@ -132,7 +132,8 @@ def plan_pack(
     if isinstance(source, Iterator):
         raise InvalidValueError(
             f"plan_pack reads the first item, and a {type(source).__name__} yields it only once",
-            fix="pack(source, ...); or an object that can be read again, such as a list",
+            fix="pass an object that can be read again, such as a list; or pack without a plan: "
+            "pack(source, ...)",
         )
     columns = Columns(path, root, options.image, masks=masks, form=form_of(options))
     described = describe_source(source, labels, groups, classes, columns)
@@ -217,7 +218,7 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
 
 
 def _format_of(data: bytes) -> str:
-    """Return the format and mode of a file, as "JPEG RGB"; "array" for an image in memory."""
+    """Return a file's format and mode, such as "JPEG RGB"; "array" for an image in memory."""
     from PIL import Image
 
     if not data:

@@ -155,7 +155,7 @@ def _feed(items: Items, missing: list[_MissingShard], size, *, skip: bool) -> It
 
 
 def read_shards_so_far(target: PackFolder) -> Shards:
-    """Open the shards of an unfinished pack that are already complete."""
+    """Open those shards of an unfinished pack that are complete."""
     import numpy
 
     rows = numpy.load(target.work / "rows.npy")
@@ -195,7 +195,7 @@ def contents_of(target: PackFolder, shard: Path):
 
 
 def labels_of(target: PackFolder, shard: Path):
-    """Return the labels of a shard of received items, flattened to (n * L,) float32."""
+    """Return the labels of the received items in a shard as one row, (n * L,) float32."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")
@@ -211,7 +211,7 @@ def digest(stored) -> bytes:
 
 
 def _work(job: dict) -> None:
-    """Write all missing shards of one process; `run_in_processes` calls it."""
+    """Write the missing shards of one process. `run_in_processes` calls this in each process."""
     set_pixel_limit(job["pixel_limit"])
     target = PackFolder(Path(job["folder"]), job["plan"])
     missing = _missing(target, job["rank"], job["workers"])
@@ -230,7 +230,7 @@ def _work(job: dict) -> None:
 
 
 def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | ReceivedItems:
-    """Return the object whose `[number]` reads an image, for the kind of source of the job."""
+    """Return an object that reads the images of the job's source, by `object[number]`."""
     if job["reader"]:
         module, reader = job["reader"].split(":")
         make = getattr(importlib.import_module(module), reader)
@@ -363,7 +363,7 @@ def _cannot_pack(number: int, source, prepared: Prepared, job: dict) -> SystemFa
     return SystemFailureError(
         f"image {number} cannot be packed: {name}",
         found=why,
-        fix=f'{fix}; or the same call with damaged="skip" leaves such images out and lists them',
+        fix=f'{fix}; or leave such images out, and list them: damaged="skip"',
     )
 
 
@@ -386,11 +386,15 @@ def _right_path(written: str, column: str, *, root: str) -> str:
         return "download the files first, and pass their paths on the disk"
     if os.path.isabs(path):
         return "check the path"
-    return f"check the path, from {os.getcwd()}"
+    return f"check the path; the current folder is {os.getcwd()}"
 
 
 def _other_spellings(path: str) -> dict[str, str]:
-    """Return usual differences between a table and the disk, each by the code that removes it."""
+    """Return spellings of a path that a file on the disk may have.
+
+    Returns:
+        The spellings, by the code that changes a column of paths to this spelling.
+    """
     spellings = {
         ".str.strip()": path.strip(),
         r'.str.replace("\\", "/")': path.replace("\\", "/"),

@@ -73,7 +73,8 @@ def load_table(source, *, words: Sequence):
         return source
     if not os.path.isfile(source):
         raise PathNotFoundError(
-            f"there is no file {source}", fix=f"check the path, from {os.getcwd()}"
+            f"there is no file {source}",
+            fix=f"check the path; the current folder is {os.getcwd()}",
         )
     import pandas
 
@@ -147,7 +148,7 @@ def read_columns(
 ) -> FoundFiles:
     """Read the columns of a DataFrame that the arguments of `pack` name.
 
-    The values of a single label may be words, or numbers of `classes`.
+    If there is a single label, its values may be words, or positions in `classes`.
 
     Raises:
         ValueError: a column does not exist, or a value in it is missing or not supported.
@@ -159,8 +160,8 @@ def read_columns(
         raise InvalidValueError(
             f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}",
             found=f"columns {', '.join(map(str, table.columns))}",
-            fix='groups="patient"; '
-            "for values that are in no column, table.assign(patient=values) first",
+            fix='groups="patient"; if the values are in no column, first add them to the table: '
+            "table.assign(patient=values)",
         )
     optional = [name for name in (groups, masks) if name is not None]
     _check_columns(table, [path, *labels, *optional], path)
@@ -204,7 +205,7 @@ def _refuse_several_values(table, name: Hashable) -> None:
             tags = f"table[{name!r}].str.join('|').str.get_dummies()"
         raise InvalidValueError(
             f"label {name!r} holds several values at once, as {value!r}",
-            fix=f"a label per value: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
+            fix=f"a label per value: tags = {tags}; pack(table.join(tags), ..., labels=list(tags))",
         )
 
 
@@ -277,14 +278,17 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
             raise InvalidValueError(
                 f"the path of row {row} holds a zero character, which is not allowed in a path",
                 found=repr(path),
-                fix="check how the paths were made; "
-                "a fixed-width field is cut with path.rstrip('\\0')",
+                fix="check how the paths were made; if they come from a field of fixed width, cut "
+                "them: path.rstrip('\\0')",
             )
     return names
 
 
 def _as_paths(value, name: Hashable, root: str) -> str:
-    """Return the fix for a column of numbers; for 7, look for a file 7.png, 07.png, 007.png, ..."""
+    """Return the fix for a column that has numbers in place of paths.
+
+    For the number 7, the fix has the name of a file that exists: 7.png, 07.png, 007.png and so on.
+    """
     text = f"table[{name!r}].astype(str)"
     for width in range(1, _WIDEST + 1):
         called = f"{value!s:0>{width}}"

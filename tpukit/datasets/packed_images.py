@@ -41,11 +41,13 @@ class PackedImages(StoredImages):
 
     `[i]` is `(image, labels)`. The image is a (3, H, W) uint8 tensor in [0, 255]; (1, H, W) with
     `PackOptions(mode="L")`, and (2, H, W) with "I;16". The labels are a (L,) float32 tensor; a
-    class is a () int64 tensor. With masks, `[i]` is `(image, mask)`, the mask (H, W) int64, or
+    class is a () int64 tensor. If the pack has masks and no labels, `[i]` is `(image, mask)`, and
+    the mask is a (H, W) int64 tensor. If it has masks and labels, `[i]` is
     `(image, {"labels": ..., "masks": ...})`.
-    When a pack is opened, the sizes of all files and the checksums of the index and the groups are
-    checked. An image is checked each time it is read. Open the pack in the kernel, and use it in
-    forked workers, in threads, and in the processes of a DataLoader.
+
+    When you open a pack, `PackedImages` checks the sizes of all files, and the checksums of the
+    index and the groups. It checks an image each time it reads it. Open the pack in the kernel, and
+    use it in forked workers, in threads, and in the processes of a DataLoader.
 
     Args:
         folder: the folder that `pack` wrote.
@@ -131,8 +133,8 @@ class PackedImages(StoredImages):
             height, width, _ = self._shape
             raise InvalidValueError(
                 f"{self.folder} holds pixels of {height} x {width}, not of {size[0]} x {size[1]}",
-                fix=f"PackedImages(folder), or pack(..., size={size_in_plan(size)}) into another "
-                "folder",
+                fix="open the pack at its own size: PackedImages(folder); or make another pack: "
+                f"pack(source, another_folder, size={size_in_plan(size)})",
             )
 
     @property
@@ -305,8 +307,8 @@ class PackedImages(StoredImages):
                 raise SystemFailureError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",
                     found=error,
-                    fix="leave it out, torch.utils.data.Subset(packed, indices), "
-                    "or pack the images again",
+                    fix="pack the images again; or leave this one out: "
+                    "torch.utils.data.Subset(packed, indices)",
                 ) from error
         pixels = numpy.frombuffer(stored, numpy.uint8).reshape(self.shape)
         if out is None:

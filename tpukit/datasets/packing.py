@@ -77,7 +77,7 @@ class PackOptions:
         mode: Pillow's name of the pixels' format. "RGB", the default. "L" for grey images, (1, H,
             W) uint8, a third of the bytes. "I;16" for all bits of images of 16 bits: a batch has
             their low and high bytes, (2, H, W) uint8, and `datasets.uint16_values` joins these on
-            the device. "I;16" does not support other images.
+            the device. "I;16" is not supported for images of 8 bits or several channels.
         resize: how an image gets a size of another aspect ratio. "stretch" changes the ratio,
             "crop" cuts two sides off, and "letterbox" adds black at two sides, and class 0 to
             masks. The pack stores this option, and its cache uses it too.
@@ -135,17 +135,18 @@ def pack(
 
     `pack` never overwrites a folder with another pack. To recognise the same source, it compares
     names, labels, groups, and the sizes of at most 20,000 files. If modification times or paths
-    differ, it compares the contents of up to a hundred files. Of a list it compares all items. Of a
-    dataset it compares a hundred items and all labels (`targets`, `labels`, `_labels`, `samples`,
-    `tensors`). Of an iterable it compares the first item.
+    differ, it compares the contents of up to a hundred files. For a list it compares all items. For
+    a dataset it compares a hundred items and all labels (`targets`, `labels`, `_labels`, `samples`,
+    `tensors`). For an iterable it compares the first item.
 
     Args:
-        source: one of three kinds. A folder of images that Pillow opens, with one sub-folder per
-            class as for torchvision's ImageFolder; hidden files and folders, `__MACOSX`, packs and
-            caches are left out. A DataFrame, or the path of a CSV or TSV file, with a column of
-            paths, or of images, as in a parquet file of the Hugging Face hub. Or a map-style
-            dataset, such as torchvision's and Hugging Face's, or another iterable of
-            `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
+        source: a folder, a table or items.
+            A folder has one sub-folder of images per class, as for torchvision's ImageFolder.
+            Hidden files and folders, `__MACOSX`, packs and caches are left out.
+            A table is a DataFrame, or the path of a CSV or TSV file. One column has paths of
+            images, or the images, as in a parquet file of the Hugging Face hub.
+            Items are `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts, in a
+            map-style dataset, such as torchvision's and Hugging Face's, or in another iterable.
             In items, an image is one of two kinds. The bytes of an image file are stored unchanged;
             they may also be an open file, or a uint8 array (N,) or (N, 1). A Pillow image of any
             mode, an array (H, W, C) or a tensor (C, H, W) is stored as pixels; arrays and tensors
@@ -177,9 +178,9 @@ def pack(
         root: the folder at which relative paths in a table begin; None for the current folder, or
             the folder of the CSV file.
         masks: the column of a table, or the key in dicts, of each image's mask: a file or image of
-            one channel and the same height and width. Its values, or with a palette its indices,
-            are the class of each pixel, 0 to 255. In batches masks are the targets, (N, H, W)
-            int64; with labels, {"labels": ..., "masks": ...}.
+            one channel and the same height and width. The value of each pixel is its class, 0 to
+            255; in an image with a palette, the class is the index in the palette. In batches masks
+            are the targets, (N, H, W) int64; with labels, {"labels": ..., "masks": ...}.
         size: None stores the files unchanged. A number, or (height, width), stores pixels of that
             height and width, resized as by `decode(..., exact=True)`; `PackOptions(resize=)`
             decides about other aspect ratios. Pixels take more disk than files (49,152 bytes per
@@ -216,8 +217,8 @@ def pack(
         )
     if jpeg_decoder() is None:
         raise NotInstalledError(
-            "pack finds damaged JPEGs with simplejpeg, which is not installed; Pillow accepts "
-            "half a JPEG as a whole one",
+            "simplejpeg is not installed, and pack needs it to find damaged JPEGs, because Pillow "
+            "does not notice all damage",
             fix="%pip install simplejpeg, then run this cell again",
         )
     columns = Columns(path, root, options.image, masks=masks, form=form_of(options))
@@ -339,8 +340,8 @@ def _folders(folder) -> list[Path]:
         if "://" in os.fspath(each):
             raise InvalidValueError(
                 f"pack writes to a folder of this machine, got the URL {os.fspath(each)}",
-                fix='pack(source, "packed"), and copy this folder to the bucket; or the folder of '
-                "a mounted drive",
+                fix="pass a folder on a mounted drive; or pack into a folder of this machine, and "
+                'copy it to the bucket: pack(source, "packed")',
             )
     return [Path(each) for each in folders]
 
@@ -532,7 +533,7 @@ def _forget_repaired(described: PackSource, target: PackFolder) -> None:
 
 
 def _finish(described: PackSource, target: PackFolder, share: float) -> None:
-    """Join the notes on the shards to the index, and write the manifest last."""
+    """Write the index from the notes of all shards, then the manifest."""
     import numpy
 
     planned = numpy.load(target.work / "rows.npy")
@@ -598,7 +599,10 @@ def _write_index(target: PackFolder, rows, groups) -> dict[str, bytes]:
 
 
 def _skipped(notes: list[dict]) -> list[dict]:
-    """Return the images that were left out of all shards, in the order of the source."""
+    """Return the images that are missing in any shard, because they were left out as damaged.
+
+    They are in the order of the source.
+    """
     skipped = []
     for note in notes:
         skipped += note["skipped"]
@@ -646,7 +650,11 @@ def _seen_in(described: PackSource, notes: list[dict]) -> dict:
 
 
 def _several_colours(notes: list[dict]) -> dict:
-    """Return two colours of each class number whose colour differs between masks' palettes."""
+    """Find class numbers that have different colours in the palettes of different masks.
+
+    Returns:
+        Two of the colours, by class number.
+    """
     colours = {}
     for note in notes:
         for number, seen in note["colours"].items():

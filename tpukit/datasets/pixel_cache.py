@@ -103,8 +103,8 @@ class CachedImages(StoredImages):
             return
         first = self._layout.images(min(wrong))
         raise cache.damaged(
-            f"images.npy is not what was written in {len(wrong)} of {self._layout.blocks} blocks, "
-            f"first among images {first[0]:,} to {first[-1]:,}"
+            f"images.npy is not what was written in {len(wrong)} of {self._layout.blocks} blocks; "
+            f"the first has the images {first[0]:,} to {first[-1]:,}"
         )
 
     def __reduce__(self):
@@ -134,9 +134,9 @@ class CachedImages(StoredImages):
     def read_ahead(self, indices) -> None:
         """Ask the system to read the images of a later `take` into memory, without waiting.
 
-        `take` is then four to five times as fast, if the images are on disk and not in memory. If
-        `in_memory` is True, `read_ahead` does nothing, because the request takes a seventh of the
-        time of `take`.
+        If the images are on disk, the later `take` is four to five times as fast. If all images are
+        in memory, as `in_memory` tells, `read_ahead` does nothing: the request would be useless,
+        and would take a seventh of the time of `take`.
 
         Args:
             indices: (n,) integers, 0 to N - 1.

@@ -47,7 +47,7 @@ class PixelForm:
         if self.mode == "I;16" and self.window is not None:
             raise InvalidValueError(
                 'mode="I;16" stores all 16 bits, and a window makes 8 bits of them',
-                fix='leave window out, or mode="L"',
+                fix='leave window out; or pass mode="L"',
             )
 
     @classmethod
@@ -73,7 +73,7 @@ class PixelForm:
 
 
 def image_size(size) -> tuple[int, int] | None:
-    """Return the argument size= as (height, width); None for None.
+    """Return the argument size= as (height, width), or None if it is None.
 
     Args:
         size: one number for both, or (height, width), in pixels.
@@ -198,7 +198,8 @@ def uint16_values(images):
     if images.dtype != torch.uint8 or images.ndim < 3 or images.shape[-3] != 2:
         raise InvalidValueError(
             f"uint16_values takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
-            fix='pass a batch of a pack of PackOptions(mode="I;16") as core.batches yields it',
+            fix="pass the images that core.batches yields for a pack that was made with "
+            'PackOptions(mode="I;16")',
         )
     low, high = images.float().split(1, dim=-3)
     return low + 256 * high

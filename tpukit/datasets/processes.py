@@ -115,7 +115,10 @@ def run_in_processes(
 
 
 def _feed(open_feeds: list) -> None:
-    """Write pieces to all processes in turn for 0.1 s; without open feeds, only wait."""
+    """Write the next pieces of the feeds to their processes in turn, for 0.1 s.
+
+    If all feeds have ended, only wait for this time.
+    """
     until = time.monotonic() + _SECONDS_PER_ROUND
     while open_feeds and time.monotonic() < until:
         for process, feed in list(open_feeds):
@@ -210,7 +213,7 @@ def _as_report(error: Exception) -> dict:
 
 
 def _end_with_parent(report: int) -> None:
-    """End this process as soon as the parent closes its end of the pipe `report`, as by dying."""
+    """End this process when the parent dies or closes its side of the pipe `report`."""
     poll = select.poll()
     poll.register(report, 0)  # 0: errors only, which are always reported
     poll.poll()

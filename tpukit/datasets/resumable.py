@@ -41,8 +41,9 @@ def fact(words: str, data: bytes) -> dict:
 
 
 class ResumableFolder:
-    """A folder with a plan: the same plan continues after an interruption, even after a reboot.
+    """A folder whose writing can be interrupted and continued, even after a reboot.
 
+    The folder stores a plan. A later call with an equal plan continues the work of the first.
     A subclass sets the class attributes. To write, enter `locked()` and call `begin()`, write the
     outputs, and call `finish()`.
 

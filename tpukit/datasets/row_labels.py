@@ -84,15 +84,15 @@ def in_table_order(values, rows, packed: PackedRows):
     if values.shape[:1] != rows.shape:
         raise InvalidValueError(
             f"there are {len(rows):,} images, and values of shape {values.shape}",
-            fix="pass one value per image; for a part of the images in_table_order(values, "
-            "indices), with the indices of their Subset",
+            fix="pass one value per image; or, if the values are those of a Subset, pass its "
+            "indices, too: in_table_order(values, indices)",
         )
     is_taken = numpy.bincount(rows, minlength=packed.count)
     if is_taken.max(initial=0) > 1:
         raise InvalidValueError(
             "an image has more than one value",
             found=f"row {is_taken.argmax()} has {is_taken.max()}",
-            fix="values of one epoch, with each image once: predict(core, model, images)",
+            fix="pass one value per image, as predict returns them: predict(core, model, images)",
         )
     # Rows without an image become NaN, which booleans and integers cannot store.
     are_missing = is_taken == 0

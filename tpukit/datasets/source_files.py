@@ -22,7 +22,9 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
 
 class Files:
-    """The files of a source: `[n]` reads one file; with a mask, `join` of both files.
+    """The files of a source. `files[n]` is the bytes of one image file.
+
+    If there are masks, it is the result of `join` for the image file and its mask file.
 
     Args:
         names: the paths of the images.

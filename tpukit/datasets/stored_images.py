@@ -142,10 +142,13 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix="labels that are positions in .classes, from 0; for other classes, pack again",
+                fix="assign positions in .classes, from 0; for other classes, pack again",
             )
         if are_other_numbers(self.classes):
-            print(f"labels: numbers are positions in .classes, from 0: 0 means {self.classes[0]!r}")
+            print(
+                "labels: numbers are positions in .classes, so the label 0 is the class "
+                f"{self.classes[0]!r}"
+            )
         return labels.astype(numpy.int64)
 
     def _relabelled(self) -> dict | None:
@@ -155,7 +158,10 @@ class StoredImages(Dataset):
         return {"_labels": self._labels}
 
     def labelled_as(self, other: "StoredImages") -> "StoredImages":
-        """Copy the labels that were assigned to `other`, the same images; return self."""
+        """Copy the labels that were assigned to `other`, and return self.
+
+        Both must have the same images, such as a pack and its cache.
+        """
         self.__dict__.update(other._relabelled() or {})
         return self
 

@@ -130,17 +130,18 @@ class TFRecords:
                 has_word = any(isinstance(value, str) for value in values)
                 if has_word and len(values) > 1:
                     raise InvalidValueError(
-                        f"{where} has a word among several labels",
+                        f"{where} has several labels, one of which is a word",
                         found=_listed(features),
-                        fix="read_tfrecords(files, labels=(...)) with the word alone, "
-                        "or without it",
+                        fix="name only the feature with the word, or only features with numbers: "
+                        "read_tfrecords(files, labels=(...))",
                     )
                 form = "a word" if has_word else f"{len(values)} label values"
                 if first_form is not None and form != first_form:
                     raise InvalidValueError(
                         f"{where} has {form} where earlier records have {first_form}",
                         found=_listed(features),
-                        fix="name features of one length: labels=(...)",
+                        fix="name features that have the same number of values in all records: "
+                        "labels=(...)",
                     )
                 first_form = form
                 image = _image(features, self.image, where)

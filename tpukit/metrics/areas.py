@@ -102,8 +102,8 @@ def auroc_table(
     An AUROC of 0.5 is guessing, and 1 is perfect. Images of a study are nearly a single
     observation, so pass the studies as `groups`: the bootstrap then draws whole groups, and the
     table also has the number of positive groups. A label with fewer than 5 positive or fewer than 5
-    negative groups has no interval, and the column "note" gives the reason. A label that every
-    sample has, or no sample has, has no AUROC.
+    negative groups has no interval, and the column "note" gives the reason. There is no AUROC for a
+    label that is 1 in all samples, or 0 in all samples.
 
     Args:
         labels: (N, L) or (N,) zeros and ones.
@@ -232,7 +232,7 @@ def score(
 
 
 def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
-    """Yield draws of whole groups, each as the number of times that each sample is drawn.
+    """Draw whole groups; for each draw, yield how often each sample was drawn.
 
     A draw in which all samples have the same class is replaced by another draw.
 

@@ -53,7 +53,7 @@ def compare_aurocs(labels: Any, first: Any, second: Any, *, groups: Any = None) 
     Args:
         labels: (N,) zeros and ones.
         first: (N,) the first network's probabilities, or any scores.
-        second: (N,) the second network's, for the same samples.
+        second: (N,) the second network's probabilities or scores, for the same samples.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
 
     Returns:
@@ -97,10 +97,10 @@ def compare_aurocs(labels: Any, first: Any, second: Any, *, groups: Any = None) 
 
 
 def _places(truth, chances):
-    """Return each sample's share of the other class that it is ranked rightly against.
+    """Return for each sample the share of the other class that has a correct rank relative to it.
 
     For a positive sample, this is the share of negatives below it; for a negative sample, the share
-    of positives above it.
+    of positives above it. Equal scores count as half.
     """
     import numpy as np
     from scipy.stats import rankdata

@@ -84,7 +84,10 @@ def sensitivity_at_false_alarms(
     group_of_alarm = numbers[truth == 0][order]
 
     def limit(weights) -> float:
-        """Return the probability of the first negative image that must not be marked, or -inf."""
+        """Return the highest probability of a negative image that must not be marked.
+
+        Returns -inf if all negative images may be marked.
+        """
         count = np.cumsum(weights[group_of_alarm])
         allowed = np.searchsorted(count, false_alarms * weights.sum() + _ROUNDING, side="right")
         return alarms[allowed] if allowed < len(alarms) else -math.inf

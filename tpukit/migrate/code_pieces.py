@@ -38,7 +38,7 @@ _SHELL_LINE = re.compile(r"(?:[^\n]*\\\r?\n)*[^\n]+")
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines as Python counts them, each with its end."""
+    """Return the lines of a text as Python counts them, each with its line break."""
     return _LINE.findall(text)
 
 
@@ -87,7 +87,8 @@ class Piece:
     def parse(self) -> None:
         """Parse the text, and fill `tree`, `shell` and `broken`.
 
-        The parser runs again after each line that it refuses, because it reports only the first.
+        The parser reports only the first line that it refuses. So `parse` replaces this line, and
+        runs the parser again.
         """
         lines = [line.rstrip("\r\n") for line in self.lines]
         while len(self.broken) < _MOST_BROKEN:

@@ -51,7 +51,8 @@ class _Found(NamedTuple):
     Attributes:
         verdict: None if the name has not changed.
         name: the name as the report shows it.
-        edits: the edits that repair it, [] if another finding's edit does; None if none is safe.
+        edits: the edits that repair it; [] if an edit of another finding repairs it, too; None if
+            no edit is safe.
     """
 
     verdict: Verdict | None
@@ -151,7 +152,8 @@ class Checker:
     def _full_name(self, node: ast.AST) -> str:
         """Return the full name of a name; "" if it is the user's own.
 
-        A name that only a star import can have bound counts if a table lists it as old.
+        If the code does not bind a name, a star import may have bound it. Such a name has a full
+        name if a table lists it as an old name of a module that is imported with a star.
         """
         name = dotted(node)
         known = self._names.full_name(node)
@@ -174,7 +176,10 @@ class Checker:
     # Calls, environment variables, methods
 
     def _of_call(self, node: ast.Call) -> Iterator[_Found]:
-        """Yield what a call reads by a string: an attribute, a variable, or a shell command."""
+        """Yield the findings in the strings of a call.
+
+        The strings are names of attributes or of environment variables, or shell commands.
+        """
         match node:
             case ast.Call(func=ast.Name("getattr"), args=[module, ast.Constant(str(leaf)), *_]):
                 full = f"{self._names.full_name(module)}.{leaf}"
@@ -189,7 +194,9 @@ class Checker:
                 yield _Found(verdict, shown)
 
     def _arguments(self, node: ast.Call, full: str) -> Iterator[Verdict]:
-        """Yield the verdicts on the arguments of a call, also of one by functools.partial.
+        """Yield the verdicts on the arguments of a call.
+
+        For `functools.partial(function, ...)`, they are the arguments of `function`.
 
         Args:
             node: the call.
@@ -222,7 +229,7 @@ class Checker:
 
 
 def _is_old(rule: dict, text: str) -> bool:
-    """Return True if a rule lists an argument's text as bad, or does not list it as fine."""
+    """Return True if an argument's text is old: in the rule's list "bad", or not in "fine"."""
     if "bad" in rule:
         return text in map(repr, rule["bad"])
     return text not in rule.get("fine", ())

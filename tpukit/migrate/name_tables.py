@@ -176,8 +176,8 @@ def _invented(full: str, dead: str) -> Verdict | None:
 def _removed(dead: str) -> Verdict:
     """Return the verdict on a name that no table explains.
 
-    It names another module that has the same last part, an explained name that ends alike, or a
-    name of the same module that is spelled alike, in this order.
+    The verdict proposes the first of these that exists: the same name in another module, the
+    replacement of an invented name with the same last part, or a similar name in the same module.
     """
     api = table("api")
     module, _, name = dead.rpartition(".")

@@ -35,7 +35,8 @@ class Edit(NamedTuple):
 class SafeFixes:
     """Find the edits that repair a finding.
 
-    None means that no edit is safe. [] means that an edit of another finding repairs it too.
+    The methods return None if no edit is safe, and [] if an edit of another finding repairs this
+    finding, too.
     """
 
     def __init__(self, names: Names):

@@ -29,7 +29,9 @@ _REPLACES = {
 
 
 def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
-    """Yield (lines below the first, the line, the verdict) for each finding in a shell command.
+    """Yield (number, line, verdict) for each finding in a shell command.
+
+    The number is that of the line in the command, from 0.
 
     Args:
         text: the command, with the lines that a backslash joins to it.

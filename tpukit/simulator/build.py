@@ -69,9 +69,10 @@ def why_not(
     system: str = sys.platform,
     machine: str | None = None,
 ) -> str | None:
-    """Return one line with what prevents a simulation here, and the fix; None if nothing does.
+    """Return the reason why this machine cannot simulate a TPU, with the fix; None if it can.
 
-    This function compiles nothing, so only `library` can find errors of the compiler.
+    The result has one line. This function compiles nothing, so only `library` can find errors of
+    the compiler.
 
     Args:
         path, environ: as in `library`.

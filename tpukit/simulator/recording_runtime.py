@@ -98,7 +98,7 @@ class _Recording:
     def text_of(self, program: Path) -> str:
         """Return the HLO text of a recorded program.
 
-        The text names the line of Python of each operation, as far as torch_xla noted it.
+        If torch_xla has noted the Python line of an operation, the text names it.
 
         Args:
             program: the path of the recorded file.
@@ -162,7 +162,7 @@ class RecordingRuntime(SimulatorRuntime):
 
 
 def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
-    """Return LIBTPU_INIT_ARGS, the flags of libtpu, as a launch on this kind of machine sets it.
+    """Return the flags of libtpu that a launch on this kind of machine puts in LIBTPU_INIT_ARGS.
 
     Args:
         accelerator: Google Cloud's name of the machine, such as "v5litepod-8".

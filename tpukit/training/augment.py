@@ -48,8 +48,8 @@ class Augment:
     without an error; therefore `flip` is off by default.
 
     Call it inside the step, on uint8 images, before they are normalised. The random numbers are
-    uniform and drawn on the device, which `launch(seed=...)` seeds differently on each core. New
-    random numbers do not change the graph, so it is compiled only once.
+    uniform and are drawn on the device. `launch(seed=...)` seeds each core differently. New random
+    numbers do not change the graph, so it is compiled only once.
 
     The names are those of torchvision's `RandomAffine` and `ColorJitter`. Two changes differ from
     torchvision, because they imitate the window of a CT image: `brightness` is added and not
@@ -68,8 +68,9 @@ class Augment:
             mid-grey is multiplied by a factor from [1 - contrast, 1 + contrast], as by another
             width of a CT window.
         flip: the probability of a left-right flip, 0 (off) to 1.
-        fill: the class number of a mask outside of the image, -256 to 255. 0 is usually the
-            background; 255 is ignored with `ignore_index=255`. Images are 0 outside.
+        fill: the class number, -256 to 255, of mask pixels that come from outside the image. 0 is
+            usually the background. The loss ignores 255 if it has `ignore_index=255`. Image pixels
+            from outside are always 0.
         swap_labels: pairs of labels that a flip exchanges, as column numbers, or as names if
             `names` is given. If the targets are a dict, its entry "labels" has the columns. Class
             numbers in a mask are not exchanged.
@@ -307,7 +308,7 @@ def _multiply(rows, places):
 
 
 def _gather(rows, places):
-    """Interpolate between the two pixels next to each place: `_multiply` without a product."""
+    """Resample rows like `_multiply`, but read only the two pixels next to each place."""
     import torch
 
     size = rows.shape[3]
@@ -323,7 +324,7 @@ def _is_number(value) -> bool:
 
 
 def _check_scale(scale) -> None:
-    """Raise ValueError unless `scale` is None or the smallest and the largest size."""
+    """Raise ValueError unless `scale` is None or a valid pair (smallest, largest)."""
     if scale is None:
         return
     is_pair = isinstance(scale, Sequence) and len(scale) == 2

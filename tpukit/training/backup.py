@@ -104,7 +104,7 @@ class Backup:
                 self._complain(f"the backup {self.address} has not moved for {quiet:.0f} s")
 
     def close(self, seconds: float = _LONGEST_SECONDS) -> None:
-        """Wait for the last copy, at most `seconds`; print a line if the backup lacks it."""
+        """Wait at most `seconds` for the last copy; print a line if it is not complete."""
         self._wait(seconds)
         if self._latest and self._latest.name != self._copied:
             missing = self._latest.name
@@ -216,7 +216,7 @@ class Backup:
                 self._programs.put(program, self._note_move)
 
     def _complain(self, text: str) -> None:
-        """Print a problem, unless the copy before failed as well."""
+        """Print a problem, unless the previous copy failed as well."""
         if not self._problem and not self._is_ended:
             self._say(f"{text}; training goes on, and the next checkpoint will be copied")
         self._problem = text
@@ -408,7 +408,7 @@ class _Folder:
 
 
 class UrlPlace:
-    """A backup at a URL, through fsspec. A bucket has an object only when it is complete."""
+    """A backup at a URL, through fsspec. A bucket shows no object before its upload is complete."""
 
     def __init__(self, address: str):
         self.address = address

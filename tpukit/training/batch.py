@@ -15,9 +15,10 @@ _LONGEST_TEXT = 40  # characters of a text that an error shows
 
 
 def inputs_and_targets(batch: object) -> tuple:
-    """Return (inputs, targets) of a batch: its first two parts, or a mapping and its "labels".
+    """Return (inputs, targets) of a batch.
 
-    `FurtherParts` returns the third and later parts.
+    Of a tuple, they are the first two parts; `FurtherParts` returns the others. Of a mapping, the
+    inputs are the whole mapping, and the targets are its entry with a key of `TARGETS`.
 
     Raises:
         TypeError: the batch has no targets, or contains a value that is not a tensor. The message
@@ -76,7 +77,7 @@ class FurtherParts:
         """Return the further parts of a batch.
 
         Raises:
-            TypeError: the loss has another number of parameters than the batch has parts.
+            TypeError: the loss does not take as many arguments as the batch has parts.
         """
         if not isinstance(batch, list | tuple) or len(batch) < 3:
             return ()
@@ -105,8 +106,9 @@ class FurtherParts:
 def _further_arguments(loss: Callable) -> float:
     """Return the number of arguments that a loss takes after (outputs, targets).
 
-    A parameter with a default counts only if it is named like a mask or like sample weights: the
-    third parameter of torch's functions is the class weights. The number is infinite for *args.
+    A parameter with a default counts only if it is named like a mask or like sample weights.
+    Otherwise `weight`, the third parameter of torch's functions, would count, although it is for
+    class weights. The number is infinite for *args.
     """
     try:
         parameters = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
@@ -143,8 +145,7 @@ def _counts_padding(loss: Callable) -> InvalidValueError:
 
 
 def inputs_only(batch: object) -> tuple:
-    """Return (inputs, None) of a batch, with or without targets.
-
+    """Return (inputs, None) of a batch, which need not have targets.
     Raises:
         TypeError: the inputs contain a value that is not a tensor.
     """

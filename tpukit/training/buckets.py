@@ -12,7 +12,7 @@ from tpukit.essentials.display import InvalidValueError
 
 @dataclass(frozen=True)
 class Buckets:
-    """The lengths that samples are padded to. In each step, all cores have the same length.
+    """The lengths that samples are padded to. In each step, all cores pad to the same length.
 
     A TPU compiles a step once per length. With several lengths, short samples need not be padded
     to the length of the longest sample.
@@ -23,8 +23,8 @@ class Buckets:
             key: `{"input_ids": 0, "attention_mask": 0, "labels": -100}`. If they are tuples, by
             position: `{0: 0, 1: -100}`. Other parts are stacked unchanged. None: pad the first part
             of a tuple, or a sample that is a single tensor, with 0. Mappings need `pad`.
-        axis: the dimension of these parts that varies: 0 for (length,) and (length, features), -1
-            for sound of shape (channels, length).
+        axis: the dimension to pad: 0 for (length,) and (length, features), -1 for sound of shape
+            (channels, length).
         sizes: the length of every sample, before truncation. None: every core reads every sample
             once to measure its length. If this takes long, compute `sizes` in the notebook.
         truncate: True cuts the end of samples that are longer than the largest length. False
@@ -95,9 +95,9 @@ class Buckets:
     def collate(self, items: list, samples: list[int], length: int) -> object:
         """Return items as a batch of this length, with a mask of the positions that are data.
 
-        The mask is (B, length), True or 1 for data and False or 0 for padding. If items are
-        mappings, it is added as the entry "attention_mask", int64, unless they have this entry. For
-        all other items it is bool, and the last part of the batch.
+        The mask is (B, length). If items are mappings, the batch gets the entry "attention_mask",
+        int64, with 1 for data and 0 for padding; an entry of this name in the items is kept. For
+        all other items, the mask is the last part of the batch: bool, True for data.
 
         Args:
             items: the samples of the batch.
@@ -130,7 +130,7 @@ class Buckets:
         return max(part.shape[self.axis] for part, _ in self._parts(item, sample).values())
 
     def _padded(self, item: object, sample: int, length: int) -> tuple:
-        """Return an item padded to `length`, and the length before padding of its first part."""
+        """Return an item padded to `length`, and the original length of its first padded part."""
         import torch
 
         parts = self._parts(item, sample)

@@ -94,9 +94,9 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
 
 
 def follow_own_function(scheduler) -> None:
-    """Recompute, with its own functions, the learning rate of a LambdaLR with a loaded state.
+    """Recompute the learning rate of a LambdaLR after a checkpoint was loaded into it.
 
-    The rate in the state comes from the functions of the earlier run, which the state does not
+    The loaded rate comes from the functions of the earlier run, which the checkpoint does not
     contain. This run continues with its own functions, such as a cosine over more steps.
     """
     import torch
@@ -133,8 +133,8 @@ def check_length(scheduler, steps: int) -> None:
 def _steps_of_parts(scheduler, steps: int) -> list[tuple]:
     """Return each scheduler with `total_steps`, and its number of steps at the end of the run.
 
-    A SequentialLR with the milestones 5 and 9 steps its parts 4, 3 and `end - 9` times: a part's
-    start at a milestone is not a step of the part.
+    A SequentialLR with the milestones 5 and 9 calls `step` of its three parts 4, 3 and `end - 9`
+    times, because the start of a part at a milestone is not a step of this part.
     """
     end = _steps_done(scheduler) + steps
     if getattr(scheduler, "total_steps", None) is not None:
@@ -187,9 +187,9 @@ def _groups(optimizer) -> list[dict]:
 
 
 def _plain(value: object) -> object:
-    """Return a scheduler's state with its numbers and texts only, without its positions.
+    """Return the numbers and texts of a scheduler's state that do not change during a run.
 
-    Any other value in it, such as a function, becomes None.
+    Any other value, such as a function, becomes None.
     """
     if isinstance(value, Counter):  # the milestones of a MultiStepLR
         return sorted(value.elements())

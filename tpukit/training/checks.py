@@ -74,7 +74,7 @@ def check_classes(model, batches: Batches, what: str) -> None:
 
 
 def _classes(dataset) -> list:
-    """Return a dataset's class names, also within Subset and ConcatDataset; [] without names."""
+    """Return a dataset's class names, or [] if it has none; look into Subset and ConcatDataset."""
     # `inside` returns the datasets in a Subset or ConcatDataset; it is empty for other datasets.
     parts = inside(dataset)
     if not parts:
@@ -234,7 +234,8 @@ def best_of(
 ) -> Best:
     """Return the rule that decides which epoch is best.
 
-    If the name of a metric decides that higher or lower is better, print a line.
+    If `mode` is None, the name of the column decides whether higher or lower is better. For a
+    metric, this decision is printed.
 
     Args:
         core: this core.

@@ -51,7 +51,7 @@ _COLORS = {
 
 
 class EpochClock:
-    """Measures the parts of the epochs of one `fit`. At any time, exactly one part is measured.
+    """Measures the time of each part of an epoch. At any time, exactly one part is measured.
 
     Args:
         backend: the backend of this core, which counts the seconds of its compilations.

@@ -31,12 +31,12 @@ class Evaluation:
 
     Attributes:
         loss: the loss of all samples together, as if they were one batch. With
-            `keep_outputs=False`, it is the mean of the batches' losses, weighted by their samples,
-            or by their weights if the loss returns `(total, weight)`.
+            `keep_outputs=False`, it is the mean of the batches' losses. Each batch counts by its
+            number of samples, or by its weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
             outputs. None with `keep_outputs=False`.
-        targets: (N, ...) on the CPU, in dataset order, nested as the dataset's. None with
+        targets: (N, ...) on the CPU, in dataset order; nested as the targets of a batch. None with
             `keep_outputs=False`.
     """
 
@@ -80,9 +80,9 @@ def evaluate(
 
     With `keep_outputs=False`, nothing is gathered. Each core updates torchmetrics' metrics with its
     own samples, step by step, and at the end their states are combined. The loss is then the mean
-    of the batches' losses, weighted by their samples. If the loss is not a plain mean over the
-    samples, as with class weights or `ignore_index`, this is not the loss of all samples. In this
-    case let the loss return `(total, weight)`, or use a metric instead.
+    of the batches' losses, weighted by their numbers of samples. If the loss is not a plain mean
+    over the samples, as with class weights or `ignore_index`, this mean differs from the loss of
+    all samples. In this case let the loss return `(total, weight)`, or use a metric instead.
 
     Batches reach the model and the loss as in `fit`. The loss and the metrics get outputs and
     targets with their nesting. An output without dimensions, such as a loss that the model
@@ -282,7 +282,10 @@ def _variables_of(function: types.FunctionType) -> list:
 
 
 def _attributes(owner: object, names: set[str]) -> list:
-    """Return those attributes and methods of an object that are in `names`: `core.state.loss`."""
+    """Return the attributes and methods of an object whose names are in `names`.
+
+    If an attribute is a namespace, such as `core.state`, its attributes are searched as well.
+    """
     import torch
 
     if isinstance(owner, types.ModuleType | type | types.FunctionType):
@@ -315,7 +318,7 @@ def _names_in(code: types.CodeType | None) -> set[str]:
 
 
 def _loss_with_its_tensors(core: Core, loss, *, is_on_device: bool) -> Callable[..., Loss]:
-    """Return the loss as a function of host tensors that computes where the loss's tensors are.
+    """Return the loss as a function of host tensors, computed on the device of its own tensors.
 
     Args:
         core: this core.

@@ -26,8 +26,8 @@ class FitOptions:
         keep_outputs: gather all outputs in an evaluation. Use False if they do not fit into
             memory; see `evaluate`.
         augment_from: first epoch with augmentation, from 1. With little data, a network at first
-            learns faster from unchanged images. From this epoch on, an earlier epoch cannot be the
-            best. On a TPU, the step is compiled once more in this epoch.
+            learns faster from unchanged images. In this epoch, the search for the best epoch starts
+            anew, without the earlier epochs. On a TPU, the step is compiled once more.
         averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`.
             `fit` updates it after every step, evaluates it instead of the model, and saves it in
             `best.pt`. Make it after `core.model` and without `device=`. With device="xla", its
@@ -35,8 +35,9 @@ class FitOptions:
             counter is copied to the host twice per step, which cuts the step into three graphs
             (measured on torch_xla 2.9).
         on_epoch_end: function that `fit` calls on every core with the `History` after each epoch.
-            If it returns True on any core, training stops. A run that resumes between two epochs
-            calls it before it trains, so a run that it has stopped stays stopped.
+            If it returns True on any core, training stops. A run that resumes at the end of an
+            epoch calls the function first. So a training that the function has stopped does not
+            continue if you run it again.
         log_every: optimizer steps between two copies of the losses to the host.
         same_seed: give every core the same random numbers of the host in a step. Use it for models
             that skip layers at random, as LayerDrop does, because on TPU chips all cores must run

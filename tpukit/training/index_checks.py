@@ -236,8 +236,8 @@ def watched_loss(loss, outputs, *targets):
 class _Watch:
     """Checks the indices of the calls in a step, and follows the integers of its batches.
 
-    It knows the values of integers on the device from copies on the host. For an operation on
-    them, it repeats the operation on the copies.
+    It knows the values of integers on the device from copies on the host. It repeats each
+    operation on these integers with the copies, and so knows the values of the result.
 
     Attributes:
         limits: the limits found so far, by the index of the tensor in a batch.
@@ -255,7 +255,7 @@ class _Watch:
                 self._known[id(tensor)] = _Known(tensor, value, place)
 
     def forget(self) -> None:
-        """Release the tensors now: the mode refers to them until the garbage collector runs."""
+        """Release the tensors now; the mode would keep them until the garbage collector runs."""
         self._known.clear()
 
     def mode(self):

@@ -40,7 +40,8 @@ def trainer_options(core: Core) -> dict:
     `Trainer(sync_batchnorm=True)` uses `tpukit.training.sync_batchnorm`.
 
     Lightning does not divide a `DataLoader` of an IterableDataset. If all cores get the same first
-    batch from it, `fit` raises an error: use `core.batches(stream, batch_size=..., steps=...)`.
+    batch from it, `trainer.fit` raises an error. Pass a stream as
+    `core.batches(stream, batch_size=..., steps=...)` instead.
 
     Args:
         core: this core.

@@ -57,7 +57,10 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class TruthFirst:
-    """Makes a metric of (y_true, y_pred), as in scikit-learn, a function of (outputs, targets)."""
+    """A function of (outputs, targets) that calls a metric of (y_true, y_pred).
+
+    The functions of scikit-learn are such metrics.
+    """
 
     metric: Callable
 

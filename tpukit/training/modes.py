@@ -17,10 +17,10 @@ from tpukit.essentials.launcher import Core
 
 
 class LayerModes:
-    """Keeps those layers in evaluation mode that are in it when `fit` is called.
+    """Finds the layers in evaluation mode when `fit` begins, and keeps them in this mode.
 
-    If all layers are in evaluation mode, as in a model that was loaded or evaluated before, all are
-    put into training mode, and a line is printed.
+    If all layers are in evaluation mode, as in a model that was loaded or evaluated before, it puts
+    all of them into training mode and prints a line.
 
     Args:
         core: this core.

@@ -162,7 +162,7 @@ def host_steps(
 
 
 def _checked(core: Core, functions: tuple, batches: Batches, label) -> Iterator[tuple]:
-    """Yield each batch as it was sent, with a context that checks its token ids on XLA.
+    """Yield each sent batch with a context for its step, which on XLA checks its token ids.
 
     Entering this context gives the context for the calls of the step, or None if nothing is
     watched.

@@ -28,11 +28,12 @@ _NEW_SEED = "the operating system for random numbers"
 
 @contextlib.contextmanager
 def calls_outside() -> Iterator[set[str]]:
-    """Collect the names of such functions that this thread calls in the block.
+    """Collect the names of calls in the block that read the clock, a file or new random numbers.
 
-    Calls for the clock and for files count only in the user's own functions, not in a library.
-    Calls for new random numbers always count. A profiling hook sees every call, so the step takes
-    about 1.5 times as long. If another profiler is active, nothing is collected.
+    Only calls of this thread count. Calls for the clock and for files count only in the user's own
+    functions, not in a library. Calls for new random numbers always count. A profiling hook sees
+    every call, so the step takes about 1.5 times as long. If another profiler is active, nothing is
+    collected.
     """
     found: set[str] = set()
 

@@ -254,7 +254,7 @@ class Replay:
         """Capture the step that runs in the block, and then run its program.
 
         Yields a list, to which the block appends its two losses. If the step is not a single
-        program, this method does not run it: the sync at the end of the step does.
+        program, this method does not run it, and the sync at the end of the step runs it.
         """
         losses: list = []
         if self._is_over:
@@ -441,9 +441,10 @@ class Replay:
     # Agreement
 
     def agree(self, number: int) -> bool:
-        """Exchange the cores' reasons after a captured step; end replay if a core has a reason.
+        """End replay on all cores if one of them has found a reason; return whether it ends now.
 
-        Collective: call it on every core. Prints the reason. Returns whether replay ends now.
+        The cores exchange their reasons after a captured step, and core 0 prints one. Collective:
+        call it on every core.
         """
         is_alone = self._core.world_size == 1
         is_due = self._captures_due or (is_alone and self._reason)

@@ -409,7 +409,10 @@ class TimeLimit:
         self.flags = tuple(core.to_device([torch.zeros(()), torch.zeros(())]))
 
     def record(self, what: str, seconds: float) -> None:
-        """Record the duration of an "interval", "evaluation" or "save"; reserve the longest one."""
+        """Record the duration of an "interval", "evaluation" or "save".
+
+        `update` reserves the longest duration of each.
+        """
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:

@@ -130,7 +130,7 @@ class _Bucket:
 
 
 def _refuse_url(folder) -> None:
-    """Raise ValueError for a URL, as a path would create a folder "gs:" here."""
+    """Raise ValueError for a URL; used as a path, it would create a folder "gs:" here."""
     if "://" in os.fspath(folder):
         raise InvalidValueError(
             f"folder must be a path on this machine, got {os.fspath(folder)!r}",

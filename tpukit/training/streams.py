@@ -51,8 +51,9 @@ class StreamSampler(ShardedSampler):
 class StreamBatches(Batches):
     """Batches of a stream: an epoch is a fixed number of steps, the same on every core.
 
-    When a share ends, it is read again from its start, independently of the other shares. An epoch
-    continues in the stream where the epoch before has ended.
+    The stream is divided into shares, one for each process that reads. When a share ends, it is
+    read again from its start, independently of the other shares. An epoch begins at the position
+    in the stream where the previous epoch has ended.
 
     A saved state contains the epoch and the number of its steps done. It does not contain the
     position in the stream, because most streams cannot return to a position. A resumed loop has the

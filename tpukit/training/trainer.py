@@ -185,10 +185,10 @@ def fit(
             checkpoint within an epoch.
         NonFiniteLossError: the loss became NaN or infinite.
         ValueError: an argument, a label or a token id is out of range; the model has no parameters
-            to train, or the optimizer has none of the model's; the loss or a metric is not one
-            number; `monitor` is not a column; `mode` is None, and the name of the column does not
-            show whether lower values are better; the scheduler ends before the run; or the
-            checkpoint belongs to another architecture, optimizer, scheduler or dataset.
+            to train, or the optimizer has none of them; the loss or a metric is not one number;
+            `monitor` is not a column; `mode` is None, and the name of the column does not show
+            whether lower values are better; the scheduler ends before the run; or the checkpoint
+            belongs to another architecture, optimizer, scheduler or dataset.
         TypeError: an argument has the wrong type; `train` or `valid` is not from `core.batches`; or
             batches have parts that the loss does not accept.
         OSError: a checkpoint cannot be written; another run uses the folder; or, at the start, the
@@ -649,7 +649,8 @@ class Trainer:
     def _end_on_sigterm(self) -> None:
         """Save a checkpoint and raise `Terminated` if this process has received SIGTERM.
 
-        The platform sends it before it stops the machine, and tpukit if a cell is interrupted.
+        The platform sends this signal before it stops the machine. tpukit sends it if a cell is
+        interrupted.
         """
         if not self.state.must_end():
             return
@@ -732,7 +733,12 @@ class Trainer:
             self.core.model(model, in_place=True)
 
     def _show_epochs(self, epochs_before: int, *, seconds: float) -> None:
-        """Show how many epochs are done; the run before a resume has done `epochs_before`."""
+        """Show how many epochs are done.
+
+        Args:
+            epochs_before: epochs that were done before this call of `fit`.
+            seconds: duration of this call so far.
+        """
         self.core.flush()  # so that the newest losses appear together with the progress
         done = min(self.progress.epoch - 1, self.epochs)
         # A run that has stopped early has a full bar.

@@ -72,7 +72,7 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
 
 
 def _reporting_class(kind: type, on_use: Callable[[], bool]) -> type:
-    """Return a subclass that calls `on_use` before an attribute is read or used by torch."""
+    """Return a subclass that calls `on_use` before an attribute is read or torch uses a tensor."""
     import torch
 
     def get(one, name: str):

@@ -66,8 +66,10 @@ def do(fix, environ, machine):
 @pytest.mark.parametrize("machine", [KAGGLE, COLAB, TPU_VM])
 def test_a_ready_machine_is_ok_from_top_to_bottom(look, machine):
     outcome = look(machine)
-    assert [finding.name for finding in outcome.findings if finding.state != "ok"] == ["corrected"]
-    assert "running variances by n - 1; Adam is one operation" in found(outcome, "corrected").fact
+    assert [finding.name for finding in outcome.findings if finding.state != "ok"] == ["patches"]
+    fact = found(outcome, "patches").fact
+    assert "the running variance of BatchNorm and InstanceNorm is that of PyTorch" in fact
+    assert "Adam has fewer operations, with equal results (docs/in_sync.md)" in fact
     assert outcome.ok
     assert outcome.raise_for_failures() is outcome
     assert "all is well" in str(outcome)

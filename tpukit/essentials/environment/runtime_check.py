@@ -452,16 +452,18 @@ def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
     """List the defects of installed packages that a launch corrects, as one finding or none."""
     if info.tpu_package == "torch_tpu":
-        fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
+        fact = (
+            "a launch corrects TorchTPU 0.2.0: BatchNorm and InstanceNorm update their "
+            "running statistics"
+        )
     elif info.versions.get("torch_xla"):
         fact = (
-            "torch_xla 2.8, 2.9: running variances by n - 1; Adam "
-            "is one operation, with the same bits"
+            "a launch corrects torch_xla 2.8 and 2.9: the running variance of BatchNorm and "
+            "InstanceNorm is that of PyTorch, and Adam has fewer operations, with equal results"
         )
     else:
         return []
-    source = "no issue upstream; docs/in_sync.md"
-    return [Finding("corrected", "info", fact=f"{fact} ({source})")]
+    return [Finding("patches", "info", fact=f"{fact} (docs/in_sync.md)")]
 
 
 def _unset(variable: str) -> str:
