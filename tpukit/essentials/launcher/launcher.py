@@ -290,16 +290,11 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
     """Run `fn` on every core as `launch` does, without a check of the call itself."""
     host = MachineInfo.read()
     task, topology = plan(fn, args, options, host)
-
-    def end() -> str:
-        group.end()
-        return "its workers were ended"
-
     # The display opens first: it shows the wait for chips and the start of the workers, too.
     with sigterm_ends_the_run(), screen(options.progress) as display:
         writers = log_writers(options.loggers, display)
         with started(task, topology, options, display, writers) as group:
-            failure = watch(group, display, end)
+            failure = watch(group, display)
     # After the group has ended: the error has the complete log and no worker is left.
     if failure is not None:
         raise worker_failed(failure, group)
@@ -417,14 +412,16 @@ def _print_layout(topology: Topology, shard: str | None, display: Screen) -> Non
         )
 
 
-def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failure | None:
+def watch(
+    group: WorkerGroup, display: Screen, stop: Callable[[], str] | None = None
+) -> Failure | None:
     """Wait for the end of a run, and return its first failure, or None.
 
     Args:
         group: the workers.
         display: shows the run.
-        end: called after an interrupt. It ends or stops the workers, and returns a phrase for the
-            message, such as "its workers were ended".
+        stop: called after an interrupt. It stops the workers, and returns a phrase for the message.
+            None ends them.
 
     Raises:
         LaunchInterrupted: on a KeyboardInterrupt.
@@ -442,7 +439,11 @@ def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failur
         # Read the stacks before the workers end, because an ended process has no stack.
         has_waited_long = group.waits_long()
         stacks = group.stacks(INTERRUPT_STACKS_SECONDS)
-        text = end()
+        if stop is None:
+            group.end()
+            text = "its workers were ended"
+        else:
+            text = stop()
         raise interrupted(
             collect(group), stacks, has_waited_long=has_waited_long, text=text
         ) from None
