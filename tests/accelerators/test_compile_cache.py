@@ -47,6 +47,7 @@ def train(core, limit=None):
             core.optimizer_step(optimizer)
         losses.append(loss.item())
         optimizer.zero_grad()
+    losses.append(model(inputs).mean().item())
     compiled, loaded = core.backend.compiles()[0], core.backend.loads()[0]
     return losses, compiled, loaded, str(tpukit.profiling.report(core))
 

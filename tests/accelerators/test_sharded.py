@@ -89,7 +89,9 @@ def test_jobs_of_their_own_have_no_place_on_all_chips():
 
 def test_a_part_of_the_chips_is_refused():
     topology = lay_out(KAGGLE)
-    with pytest.raises(ValueError, match="TPU_VISIBLE_CHIPS gives a process a part of the chips"):
+    with pytest.raises(
+        ValueError, match="TPU_VISIBLE_CHIPS limits a process to a part of the chips"
+    ):
         refuse_one_process_variables(topology, {"TPU_VISIBLE_CHIPS": "0"})
 
 

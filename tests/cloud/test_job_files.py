@@ -37,7 +37,7 @@ def test_the_fix_for_a_hidden_file_works_beside_its_folder(tmp_path):
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / ".env").write_text("A=1")
     (tmp_path / "kit" / "code.py").write_text("a = 1")
-    with pytest.raises(ValueError, match="name such a file by its own path"):
+    with pytest.raises(ValueError, match="add its own path to files="):
         named_files(tmp_path, ["kit"])
     for named in (["kit", "kit/.env"], ["kit/.env", "kit"], ["kit", "kit/../kit/.env"]):
         found = named_files(tmp_path, named)

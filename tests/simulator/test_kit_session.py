@@ -47,6 +47,7 @@ def sessions(library):
 def _patient(monkeypatch):
     """Give cores a minute to come back, because other tests may keep the processors busy."""
     monkeypatch.setattr("tpukit.essentials.launcher.session._PROMPT_SECONDS", 60.0)
+    monkeypatch.setattr("tpukit.essentials.launcher.session.SAVE_SECONDS", 60.0)
 
 
 torch.manual_seed(0)

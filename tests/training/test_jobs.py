@@ -311,7 +311,8 @@ def test_what_cannot_be_had_is_refused(configs, options, message):
 
 def test_more_jobs_at_a_time_than_chips_are_refused():
     refused = pytest.raises(
-        ValueError, match="cores=9 jobs at a time are not supported, at most 8\n  found: Kaggle"
+        ValueError,
+        match="cores=9 jobs at a time are not supported: at most 8 run here\n  found: Kaggle",
     )
     with on_machine(KAGGLE), refused:
         quietly(lambda core, config: config, [1], cores=9)

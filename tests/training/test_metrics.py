@@ -194,8 +194,8 @@ class Averaged(MeanSquaredError):
         (lambda outputs, targets: outputs.mean(), "right is a function"),
         (
             Averaged(),
-            "Averaged takes the plain mean of 'mean' over the cores, without their "
-            "numbers of samples",
+            "Averaged takes the plain mean of 'mean' over the cores, and does not weight it by "
+            "their numbers of samples",
         ),
     ],
 )

@@ -70,7 +70,7 @@ def test_layers_in_evaluation_mode_stay_in_it_and_are_named_once(freeze):
     assert is_still
     assert are_modes_kept
     assert len(lines) == 1
-    assert "in evaluation mode, and kept in it" in lines[0]
+    assert "these layers stay in evaluation mode" in lines[0]
 
 
 def test_a_model_that_is_wholly_in_evaluation_mode_is_trained_and_a_line_says_so():

@@ -122,16 +122,16 @@ class CompileCache:
 def open_compile_cache(
     folders: Iterable[Path], say: Callable[[str], object]
 ) -> CompileCache | None:
-    """Prepare the folders and the library for the workers of a launch.
+    """Open the compilation cache of a launch: its folders, and the C library that uses them.
 
     Args:
-        folders: programs are written to the first folder, which is created if it does not exist,
-            and read from all folders.
+        folders: the folders. Programs are read from all of them, and written to the first. The
+            first is created if it does not exist.
         say: function that prints a line.
 
     Returns:
-        the cache. If the C library cannot be built or loaded on this machine, a line is printed,
-        and the result is None.
+        the cache. If the C library cannot be built or loaded on this machine, this function prints
+        a line, and the result is None.
 
     Raises:
         InvalidValueError: other users can write to a folder, whose files would be loaded as code.

@@ -110,7 +110,7 @@ class CudaRuntime(CpuRuntime):
             wanted = "a GPU" if cores is None else f"cores={cores}"
             raise InvalidValueError(
                 f"{wanted} is not supported: this machine has {counted(gpus, 'GPU')}",
-                found="the number is from NVIDIA's driver, within CUDA_VISIBLE_DEVICES",
+                found="NVIDIA's driver reports the GPUs; CUDA_VISIBLE_DEVICES may hide some",
                 fix="leave cores out for all GPUs; or backend='cpu' for a dry run",
             )
         cores = cores or gpus

@@ -168,7 +168,7 @@ class ShardedTpu(Tpu):
         return (shape[0] // self.chips, *shape[1:])
 
     def to_device(self, tensors: list) -> list:
-        """Send a batch. The host divides its tensors, so that each chip gets only its own part."""
+        """Send the tensors of a batch; each chip gets only its part of each tensor."""
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
@@ -255,8 +255,9 @@ def choose_sharded(
         raise InvalidValueError(
             f"the {whole.backend} backend cannot shard a model over devices",
             found=f"{whole.cores} x {whole.device}",
-            fix='pip install xla_cpu_pjrt==0.0.1 and backend="xla" for a dry run with shards; '
-            'or backend="cpu", which holds the whole model',
+            fix='pip install xla_cpu_pjrt==0.0.1 and pass backend="xla", for a dry run with '
+            'shards; or pass backend="cpu", for a dry run in which one process stores the whole '
+            "model",
         )
     if whole.cores == 1:
         return whole

@@ -152,9 +152,10 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
 
 
 def _last_answer(error: BaseException) -> BaseException:
-    """Return the exception of the last try, if Google's client has tried for its longest time.
+    """Return the exception of the last try, if Google's client has repeated a request in vain.
 
-    google.api_core raises `RetryError` then, for a bucket after two minutes.
+    For such a request google.api_core raises `RetryError`; for a bucket it does so after two
+    minutes. Any other exception is returned unchanged.
     """
     is_retried = ("google.api_core.exceptions", "RetryError") in _kinds(error)
     return (error.cause or error) if is_retried else error

@@ -74,7 +74,7 @@ class GcloudTarget:
         print(
             f"the TPU VM {plan.name} costs {price} until it deletes itself, "
             "after its results are copied\n"
-            f"  by hand: {shlex.join(_delete(handle))}",
+            f"  to delete it yourself: {shlex.join(_delete(handle))}",
             flush=True,
         )
         return handle

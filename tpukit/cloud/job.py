@@ -244,7 +244,8 @@ class Job:
         - "queued": the platform has no machine for the job yet.
         - "starting": the job is being sent, or its machine installs packages.
         - "running": the notebook runs.
-        - "interrupted": the machine was lost, and the platform starts no other one; `start()` does.
+        - "interrupted": the machine was lost, and the platform does not start another one. Call
+          `start()` to start one.
         - "succeeded", "failed", "cancelled", "timed out": the job is over.
         """
         return self._look()[0]
@@ -295,7 +296,7 @@ class Job:
 
         Raises:
             TimeoutError: the job is not over after `timeout`.
-            JobFailedError: the machine was lost, and the platform starts no other one.
+            JobFailedError: the machine was lost, and the platform does not start another one.
             CloudError: the platform did not answer for 15 minutes, it rejected a request, or a
                 result is not complete.
         """
@@ -483,7 +484,7 @@ class Job:
 
 
 def _print_change(line: str, shown: str) -> str:
-    """Print a line unless it was printed last; return it."""
+    """Print a line unless it equals `shown`, the line that was printed last; return the line."""
     if line != shown:
         print(line, flush=True)
     return line

@@ -103,8 +103,8 @@ def named_files(
         raise InvalidValueError(
             f"{len(refused)} of the named files would not be sent",
             found=found_text,
-            fix="name only files that the job needs; "
-            "name such a file by its own path to send it all the same",
+            fix="name only files that the job needs; to send one of these files all the same, "
+            "add its own path to files=",
         )
     return found
 
@@ -201,8 +201,8 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
         raise InvalidValueError(
             f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
             found=line.strip(),
-            fix='remove the line, or JobOptions(torch="...") with one of '
-            f'{", ".join(RELEASES)}, or torch="none"',
+            fix=f'remove the line; or choose another torch, {", ".join(RELEASES)} or "none": '
+            'JobOptions(torch="...")',
         )
     if name == "jax" and not pins and "tpu" not in wanted.extras:
         raise InvalidValueError(

@@ -92,7 +92,7 @@ def write_json(folder: "JobFolder", name: str, value: dict) -> None:
 
 
 class PathFolder:
-    """A folder of this machine, or a mounted bucket; a file of `write` is complete or absent."""
+    """A folder of this machine, or of a mounted bucket. It never has an incomplete file."""
 
     def __init__(self, path: Path):
         self.address = str(path)

@@ -39,7 +39,7 @@ class JobNotebook:
 
     Attributes:
         content: the bytes of the notebook without outputs.
-        numbers: the number of each sent cell in the file, from 1; Markdown cells count.
+        numbers: for each sent cell its number in the file, from 1; Markdown cells count.
         parameters_cell: the index of the cell with the tag "parameters" among the sent cells; -1 if
             there is none.
         defaults: the expression that this cell assigns to each name; None for a name without a
@@ -119,8 +119,8 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
             f"the parameters {', '.join(parameters)} need a cell of parameters, "
             "and the notebook has none",
             found='no cell has the tag "parameters"',
-            fix="give the cell with the defaults that tag; "
-            'in a script, `# %% tags=["parameters"]` above it',
+            fix="add this tag to the cell that assigns the default values; in a script, write "
+            'this line above the cell: # %% tags=["parameters"]',
         )
     unknown = [name for name in parameters if name not in notebook.defaults]
     known = ", ".join(notebook.defaults)
@@ -232,7 +232,11 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 def _check_python(text: str, place: str) -> None:
-    """Raise InvalidValueError for a syntax error; skip cells whose magics remain."""
+    """Raise InvalidValueError for a syntax error in a cell.
+
+    A cell is not checked if a magic remains in it after IPython's conversion, or if it has a magic
+    and IPython is not installed.
+    """
     # IPython 7 on Python 3.12 or later, as on Colab, leaves `files = !ls` as it is.
     remaining = r"=\s*[%!]"
     try:

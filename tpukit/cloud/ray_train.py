@@ -252,7 +252,8 @@ def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[st
         raise InvalidValueError(
             f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}",
             found=f"Ray: {error}",
-            fix='topology="4x4", accelerator="TPU-V5LITEPOD"; "TPU-V6E", "TPU-V4" with "2x2x2"',
+            fix='topology="4x4", accelerator="TPU-V5LITEPOD" or "TPU-V6E"; or topology="2x2x2", '
+            'accelerator="TPU-V4"',
         ) from None
 
 
@@ -442,7 +443,7 @@ class _Reports:
             raise self._error
 
     def report(self, *also: str, checkpoints: bool = True) -> None:
-        """Report to Ray: with new checkpoints and further files, or, without any, only the numbers.
+        """Report the newest numbers to Ray, and new checkpoints and further files if there are any.
 
         Collective: call it on every host.
 
@@ -474,7 +475,7 @@ class _Reports:
             self._error = error
 
     def _steps(self) -> set[Path]:
-        """Return the paths of `fit`'s checkpoints; they get this name when they are complete."""
+        """Return the paths of `fit`'s checkpoints, `step-*.pt`, all of which are complete."""
         return {*self._folder.rglob("step-*.pt")}
 
     @contextlib.contextmanager

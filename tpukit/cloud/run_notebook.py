@@ -96,10 +96,10 @@ class _Change(NamedTuple):
 class _WorkingDirectory:
     """The working directory of the notebook, and its copy in the job's folder, out/.
 
-    A changed file is copied when two examinations in a row find the same key, because a partly
-    written file is useless. Checkpoints of `fit` are copied at once, because `fit` gives them their
-    names when they are complete. A file that changes all the time is copied every ten seconds,
-    unless it changes during the copy.
+    A changed file is copied when two examinations in a row find the same size and time, because a
+    partly written file is useless. Checkpoints of `fit` are copied at once, because `fit` gives
+    them their names when they are complete. A file that changes all the time is copied every ten
+    seconds, unless it changes during the copy.
 
     Attributes:
         path: the path of the directory.

@@ -167,7 +167,8 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
         raise InvalidValueError(
             f"{len(missing)} of {count} samples have no group",
             found=f"the first is sample {missing[0]}",
-            fix="name a group for each; or leave these samples out: groups.notna() of pandas",
+            fix="give each sample a group; or leave these samples out, with groups.notna() of "
+            "pandas",
         )
     return numbers
 

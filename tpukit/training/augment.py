@@ -359,8 +359,8 @@ def _check_images(images) -> None:
         raise InvalidValueError(
             "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
             found=f"{found}, as pack_dicom(form='int16') and PackOptions(mode='I;16') make them",
-            fix="in the step, for form='int16', "
-            "Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels); for mode='I;16', "
+            fix="turn the bytes into values in the step; for form='int16': "
+            "Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels); for mode='I;16': "
             "Augment(...)(tpukit.datasets.uint16_values(images) / 65535, labels)",
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():

@@ -289,7 +289,7 @@ class Backup:
             raise InvalidValueError(
                 f"resume=False, and the backup {self.address} holds checkpoints",
                 found=max(newer, key=newer.get),
-                fix="another backup_dir, or empty this one; resume=True continues from the "
+                fix="pass another backup_dir, or empty this one; resume=True continues from the "
                 "checkpoint",
             )
         if newer and _BEST in names:
@@ -340,7 +340,7 @@ class Backup:
         except OSError as error:
             raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
         if self._is_abandoned:
-            raise TpukitRuntimeError("it has come too late")
+            raise TpukitRuntimeError(f"{name} was read after the wait for the backup had ended")
 
 
 def _place(address: str) -> "_Folder | UrlPlace":

@@ -92,8 +92,8 @@ class FurtherParts:
         raise InvalidTypeError(
             f"a batch has {2 + len(further)} parts, and the loss takes {2 + self._wanted}",
             found=f"the loss is {getattr(self._loss, '__name__', type(self._loss).__name__)}",
-            fix="a loss that takes all of them, loss=lambda outputs, targets, weight: "
-            "(weight * entropy(outputs, targets)).mean(); or to ignore them, "
+            fix="to use the further parts: loss=lambda outputs, targets, weight: "
+            "(weight * entropy(outputs, targets)).mean(); to ignore them: "
             "loss=lambda outputs, targets, *_: loss(outputs, targets)",
         )
 
@@ -135,12 +135,11 @@ def _ignores_padding(pad: Mapping | None, loss: Callable) -> bool:
 
 def _counts_padding(loss: Callable) -> InvalidValueError:
     return InvalidValueError(
-        "samples that are tuples are padded to the length of a bucket, and the loss would count "
+        "the samples are tuples and are padded to the length of a bucket, so the loss would count "
         "the padding",
         found=f"{type(loss).__name__} takes outputs and targets",
-        fix="a loss of (outputs, targets, mask), with a mask (B, L), bool, True for data; or "
-        "samples that are "
-        'mappings, {"series": ..., "labels": ...}: the model then gets the mask as attention_mask',
+        fix="give the loss a third parameter, mask: (B, L) bool, True for data; or return mappings "
+        'as samples, and the model gets the mask as attention_mask: {"series": ..., "labels": ...}',
     )
 
 
@@ -182,10 +181,10 @@ def call(model, inputs: object) -> object:
     unknown = [name for name in inputs if name not in parameters and name not in TARGETS]
     if unknown:
         raise InvalidTypeError(
-            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is "
-            "passed by name",
+            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, but the batch is a "
+            "mapping whose entries are passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
-            fix="leave it out of the dataset, or pass what forward takes: "
+            fix="leave this entry out of the dataset, or pass only what forward takes: "
             'preprocess=lambda inputs: {"image": inputs["image"]}',
         )
     return model(**{name: value for name, value in inputs.items() if name in parameters})

@@ -48,7 +48,7 @@ def sync_batchnorm(core, module):
             raise _refused(
                 name,
                 f"{kind.__name__}, whose class overrides forward",
-                fix="a plain BatchNorm there",
+                fix="use a plain BatchNorm there",
             )
         # Change the layer's class, and do not replace the layer: references to the layer and
         # `isinstance` then stay valid.

@@ -87,7 +87,8 @@ class Buckets:
             raise InvalidValueError(
                 f"sample {sample} has length {size}, and the largest "
                 f"bucket is {self.lengths[-1]}{others}",
-                fix=f"buckets=({more}), or cut them: tpukit.Buckets({self.lengths}, truncate=True)",
+                fix=f"buckets=({more}), or cut long samples: "
+                f"tpukit.Buckets({self.lengths}, truncate=True)",
             )
         # The smallest length that is long enough; the largest for samples to truncate.
         return numpy.minimum(numpy.searchsorted(self.lengths, sizes), len(self.lengths) - 1)
@@ -199,10 +200,9 @@ class Buckets:
             _check_fill_value(key, part, value)
             if not -part.ndim <= self.axis < part.ndim:
                 raise InvalidValueError(
-                    f"sample {sample}, {key!r}, has no axis {self.axis} "
-                    "to be padded along: its shape is "
-                    f"{tuple(part.shape)}",
-                    fix=f"leave {key!r} out of pad=, or another axis=",
+                    f"the part {key!r} of sample {sample} has no axis {self.axis} to pad: "
+                    f"its shape is {tuple(part.shape)}",
+                    fix=f"leave {key!r} out of pad=, or pass another axis=",
                 )
         return parts
 

@@ -106,7 +106,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"no checkpoints can be saved in {self.folder}: {reason}",
                 fix=(
-                    "a folder that you can write to; to resume from checkpoints in this one, "
+                    "pass a folder that you can write to; to resume from checkpoints in this one, "
                     f"copy it first:\nshutil.copytree({str(folder)!r}, 'checkpoints')"
                 ),
             )

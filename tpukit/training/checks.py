@@ -190,9 +190,10 @@ def check_statistics(core: Core, model) -> None:
     if stuck:
         raise InvalidValueError(
             f"the running statistics of {first_few(stuck, 3)} have not moved in an epoch: "
-            "evaluation would use 0 and 1",
+            "evaluation would use mean 0 and variance 1",
             found=f"running_mean 0 and running_var 1 on {core.device}, after counted batches",
-            fix="track_running_stats=False there, or GroupNorm; or train on another backend",
+            fix="use GroupNorm, or track_running_stats=False in these layers; or train on another "
+            "backend",
         )
 
 

@@ -185,7 +185,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
     has_any_number = whole.is_dry_run and whole.processes
     if cores > there and not has_any_number:
         raise InvalidValueError(
-            f"cores={cores} jobs at a time are not supported, at most {there}",
+            f"cores={cores} jobs at a time are not supported: at most {there} run here",
             found=host.summary,
             fix="leave cores out; configs that have to wait are run as soon as a core is free",
         )

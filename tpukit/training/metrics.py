@@ -176,7 +176,7 @@ def _check(name: str, metric: object) -> None:
                     f"{name} cannot be combined exactly over the cores",
                     found=(
                         f"{type(part).__name__} takes the plain mean of {state!r} over the "
-                        "cores, without their numbers of samples"
+                        "cores, and does not weight it by their numbers of samples"
                     ),
                     fix="keep_outputs=True",
                 )

@@ -55,7 +55,7 @@ class LayerModes:
             outermost = [name for name in frozen if name.rpartition(".")[0] not in frozen - {name}]
             shown = first_few(sorted(name or "the model" for name in outermost), 3)
             core.print(
-                f"in evaluation mode, and kept in it: {shown}; to train all layers: model.train()"
+                f"these layers stay in evaluation mode: {shown}; to train all: model.train()"
             )
 
     def train(self) -> None:

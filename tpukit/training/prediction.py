@@ -216,7 +216,7 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
     # The last batch is padded, so every batch has `batch_size` samples.
     if leaf.ndim and len(leaf) != batch_size:
         raise InvalidValueError(
-            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for "
+            f"every output must have the samples on its first axis, got {tuple(leaf.shape)} for "
             f"{batch_size} samples",
             fix="leave it out of the model's outputs in evaluation: if self.training: ...",
         )
@@ -256,13 +256,14 @@ def _check_width(whole, leaf) -> None:
     """Raise if the shapes of outputs or targets differ between steps, so they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
         raise InvalidValueError(
-            "outputs and targets of all steps are joined, but these have the shapes "
+            "outputs and targets of all steps are joined, but their shapes differ: "
             f"(B, {_rest(whole)}) and (B, {_rest(leaf)})",
             found=(
-                "batches by length, and the model or the dataset returns a value for every position"
+                "batches of several lengths, and the model or the dataset returns a value for "
+                "every position"
             ),
             fix=(
-                "evaluate with one length, the largest: buckets=(256,), say; or "
+                "evaluate with the largest length only, such as buckets=(256,); or pass "
                 "keep_outputs=False; or return one row per sample"
             ),
         )

@@ -197,7 +197,7 @@ class Replay:
             replayed = 1000 * (time.thread_time() - began)
             self._core.print(
                 f"the step is replayed from step {number} on: "
-                f"{replayed:.1f} ms of the host instead of {1000 * self._seconds:.1f}"
+                f"{replayed:.1f} ms of host time per step instead of {1000 * self._seconds:.1f}"
             )
         return losses
 

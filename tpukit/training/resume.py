@@ -252,7 +252,7 @@ class RunState:
         if changed:
             self._core.print(
                 f"the checkpoint's {changed}: a resumed run keeps the settings of its first start; "
-                "to use other settings, give a new folder, and load best.pt or the model of a "
+                "to use other settings, give a new folder, and load the weights of best.pt or of a "
                 "checkpoint into the model"
             )
 

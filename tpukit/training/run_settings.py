@@ -149,7 +149,7 @@ def _check_same(place: _Folder | _Bucket, text: bytes, asked: dict) -> None:
     raise InvalidValueError(
         f"{place} holds a run with other settings",
         found=found,
-        fix="use the settings of that run, or another folder (run_path) for this run",
+        fix="use the settings of that run, or another folder (in the notebooks: run_path)",
     )
 
 
@@ -160,7 +160,8 @@ def _check_untrained(place: _Folder | _Bucket) -> None:
         raise InvalidValueError(
             f"{place} holds the results of a run, but not its settings",
             found=f"{trained}, and no {FILE}",
-            fix=f"put {FILE} back into that folder; or use another folder (run_path) for this run",
+            fix=f"put {FILE} back into that folder; or use another folder (in the notebooks: "
+            "run_path)",
         )
 
 
@@ -174,7 +175,7 @@ def _decoded(place: _Folder | _Bucket, text: bytes):
             found=error,
             fix=(
                 "put back the file that was written when this run began; or use another folder "
-                "(run_path)"
+                "(in the notebooks: run_path)"
             ),
         ) from None
 

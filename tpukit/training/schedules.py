@@ -151,11 +151,8 @@ def _scheduler(optimizer, warmup: int, factor: Callable[[int], float]):
         if torch.is_tensor(rate) and rate.device.type == "xla":
             raise InvalidValueError(
                 "the learning rate is a tensor on the XLA device",
-                found=(
-                    "every step would copy it to the host (aten::_local_scalar_dense), "
-                    "which a float does not"
-                ),
-                fix="lr=0.1; a float that changes compiles nothing new",
+                found="every step would copy it to the host (aten::_local_scalar_dense)",
+                fix="pass a float, such as lr=0.1; a change of it does not cause a compilation",
             )
 
     def scaled(step: int) -> float:

@@ -315,7 +315,7 @@ def _halved(name: str, value):
             f"outputs are stored as float16, at most 65504, but {output} goes up to "
             f"{lost.abs().max().item():.6g}",
             fix=(
-                "let the model return numbers near 1, such as logits; or predict(...), which "
+                "let the model return numbers near 1, such as logits; or use predict(...), which "
                 "keeps float32"
             ),
         )

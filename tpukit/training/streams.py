@@ -102,8 +102,8 @@ class StreamBatches(Batches):
             raise InvalidValueError(
                 "shuffle, mask, weights and buckets are not supported for a stream",
                 found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}, weights={given}",
-                fix="leave these out; shuffle and pad in the dataset, webdataset's "
-                ".shuffle(1000), for example",
+                fix="leave these out; shuffle and pad in the dataset, for example with "
+                "webdataset's .shuffle(1000)",
             )
         refuse_loader(dataset, batch_size)
         _check(dataset, steps)
@@ -313,8 +313,8 @@ class _Shares:
                 raise InvalidValueError(
                     f"share {share} of {shares} of the stream holds no sample, so a core would "
                     "have nothing to do",
-                    found=f"{self.sampler.world_size} cores with {per_core} processes each that "
-                    "read",
+                    found=f"{self.sampler.world_size} cores, with {per_core} reading processes "
+                    "per core",
                     fix="fewer workers=, or more shards: at least one for each share",
                 )
 
@@ -344,7 +344,7 @@ def _check(dataset: object, steps: int) -> None:
     if not only_iterates(dataset):
         raise InvalidTypeError(
             f"steps= is for a dataset that can only be read in order, but a {kind} has indices",
-            fix="leave out steps=; for shorter epochs fit(steps_per_epoch=...)",
+            fix="leave out steps=; for shorter epochs: fit(..., steps_per_epoch=...)",
         )
     if type(dataset).__module__.split(".")[0] == "webdataset":
         raise InvalidTypeError(

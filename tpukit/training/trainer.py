@@ -218,7 +218,9 @@ def fit(
     has_short = has_short_step(train, steps_per_epoch, accumulate_grad_batches)
     if replay and steps_per_epoch < _STEPS_FOR_REPLAY:
         steps = counted(steps_per_epoch, "step")
-        core.print(f"replay=True has no effect: no step of an epoch of {steps} is replayed")
+        core.print(
+            f"replay=True has no effect: an epoch has {steps}, and replay needs {_STEPS_FOR_REPLAY}"
+        )
     step = TrainStep(
         core,
         model,

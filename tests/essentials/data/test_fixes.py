@@ -244,7 +244,7 @@ def test_the_fixes_work_for_weights_of_samples():
 
     with fixes("batches: weights= and buckets= cannot be combined: weights repeat some ...") as fix:
         drawn([1, 1, 1, 1], buckets=Buckets((4,)))
-    assert "weights= with samples of one length" in fix
+    assert "leave out buckets=, and pad all samples to one length" in fix
     drawn([1, 1, 1, 1])
 
 
@@ -286,7 +286,7 @@ def test_the_fixes_work_for_what_fills_samples_up():
     dataset.kind = fix.code(r"\S+$")
     padded(dataset, pad={"ids": -100})
 
-    with fixes("buckets: sample {}, {}, has no axis {} to be padded along: its shape is {}"):
+    with fixes("buckets: the part {} of sample {} has no axis {} to pad: its shape is {}"):
         padded(Matrices(), axis=1, pad={"ids": 0, "label": 0})
     padded(Matrices(), axis=1, pad={"ids": 0})
     padded(Matrices(), axis=-1, pad={"ids": 0, "label": 0})

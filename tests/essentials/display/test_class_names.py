@@ -72,8 +72,11 @@ UNCLEAR = {
     "a filtered series": (pandas.Series(["cat", "dog"], index=[0, 2]), "index is not 0, 1, 2"),
     "a sorted series": (pandas.Series(["cat", "dog"], index=[1, 0]), "index is not 0, 1, 2"),
     "a table": (pandas.DataFrame({"id": [0], "name": ["cat"]}), "got a table"),
-    "records": ([{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}], "one text for each number"),
-    "a missing name": (["cat", None], "one text for each number"),
+    "records": (
+        [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+        "one text for each class number",
+    ),
+    "a missing name": (["cat", None], "one text for each class number"),
 }
 
 

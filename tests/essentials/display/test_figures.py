@@ -646,6 +646,6 @@ def test_masks_and_labels_of_a_dict_are_both_drawn():
 @pytest.mark.parametrize("masks", [MASKS[:2], MASKS[:, :4], MASKS.float()])
 def test_what_is_no_mask_of_these_images_is_refused(masks):
     with pytest.raises(
-        ValueError, match=r"masks must be \(N, H, W\) class numbers, here \(3, 6, 5\), got"
+        ValueError, match=r"masks must be class numbers of shape \(N, H, W\) = \(3, 6, 5\), got"
     ):
         show_batch(BYTES, masks)

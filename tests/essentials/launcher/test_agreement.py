@@ -587,7 +587,7 @@ def test_torch_xlas_own_calls_are_told_of_the_dry_run_that_joins_them(capsys, mo
 
     assert launch(evaluates, cores=2, backend="cpu", progress="text").results == [2.0, 2.0]
     assert (
-        "torch_xla was used, and each CPU process of this dry run is alone with it"
+        "torch_xla was used, but it does not connect the CPU processes of this dry run"
         in capsys.readouterr().out
     )
 

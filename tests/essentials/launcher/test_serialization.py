@@ -54,11 +54,11 @@ def sent(fn, *args, file=None):
     """Return (fn, args) as a worker gets them."""
     file = file or CallFile()
     call = serialize_call(fn, args)
-    here = Circumstances(os.getcwd(), sys.path, call.sources(), was_left=False, seeds_again=True)
-    file.write(here, call.parts)
-    got = file.read()
-    assert got.circumstances == here
-    return got.deserialize()
+    file.write(call, was_left=False, seeds_again=True)
+    circumstances, sent_call = file.read()
+    here = Circumstances(os.getcwd(), sys.path, call.sources, was_left=False, seeds_again=True)
+    assert circumstances == here
+    return sent_call
 
 
 def test_a_function_arrives_as_it_is_at_the_call():
@@ -76,7 +76,7 @@ def test_code_keeps_its_file_so_that_a_traceback_names_the_cell():
     fn, _ = sent(space["train"], 1)
     assert fn.__code__.co_filename == CELL
     call = serialize_call(space["Net"], ())
-    assert call.sources() == {CELL: linecache.cache[CELL]}
+    assert call.sources == {CELL: linecache.cache[CELL]}
     assert "return 1" in inspect.getsource(space["Net"].forward)
 
 
@@ -93,7 +93,7 @@ def test_tensors_arrive_in_memory_of_their_own():
 
 def test_a_slice_of_a_large_tensor_costs_its_own_size():
     large = torch.zeros(MOST_BYTES // 4 + 1)
-    assert sum(part.nbytes for part in serialize_call(print, (large[:10],)).parts) < 10_000
+    assert len(serialize_call(print, (large[:10],)).data) < 10_000
     with pytest.raises(InvalidValueError, match="larger than 64 MB") as caught:
         serialize_call(print, (1, large))
     assert "argument 2: 61 MiB" in caught.value.found

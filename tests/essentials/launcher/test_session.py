@@ -117,13 +117,14 @@ def train(core, count):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_three_runs_are_one_run_to_the_bit_and_only_the_first_compiles(backend):
+    before = children()  # of a session on CPU processes that other tests use
     launched = tpukit.launch(train, 9, cores=2, backend=backend, seed=0, progress="off")
     with opened(backend=backend) as session:
         runs = [session.quietly(train, 3).results for _ in range(3)]
     losses = [sum((run[rank][0] for run in runs), []) for rank in range(2)]
     assert losses == [result[0] for result in launched.results]
     assert runs[0][0][1] == runs[1][0][1] == runs[2][0][1]
-    assert children() == []
+    assert set(children()) <= set(before)  # the new session has closed the other one
 
 
 def test_a_run_returns_what_a_launch_returns(sessions, capsys):
@@ -702,6 +703,7 @@ def fails_after_the_optimizer(core):
 
 @pytest.mark.xla
 def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
+    before = children()  # of a session on CPU processes that other tests use
     with opened(backend="xla") as session:
         session.quietly(make)
         session.quietly(steps)
@@ -717,7 +719,7 @@ def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
         in_one_launch, 5, cores=2, backend="xla", seed=0, progress="off"
     ).results[0]
     assert losses == expected[3:]  # the weights of the step that was left count
-    assert children() == []
+    assert children() == before
 
 
 def is_behind(core):

@@ -149,8 +149,8 @@ class Cpu(Backend):
     def _join(self) -> list:
         """Return the group for comparisons, and the groups for frequent collectives.
 
-        All are opened at the start. gloo prints a line per peer then, so standard output is
-        discarded meanwhile. During a run, output of other threads would be lost with it.
+        All groups are opened at the start. gloo then prints a line per peer, so this process
+        discards its standard output meanwhile. Later, output of other threads would also be lost.
         """
         options = _gloo_options()
         count = 1
@@ -369,7 +369,7 @@ class Cpu(Backend):
                     tensor.copy_(part.view(tensor.shape))
 
     def _for_collectives(self, tensors: list) -> list:
-        """Return the tensors in host memory for gloo, on the device for other transports."""
+        """Return the tensors where the transport reads them: gloo in host memory, else device."""
         if self.transport == "gloo":
             return self.to_cpu(tensors)
         return [tensor.detach().to(self.device) for tensor in tensors]
@@ -382,7 +382,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """The dry run with CPU processes; without fork, with one core in the kernel."""
+    """The dry run with CPU processes. On a system without fork, the kernel runs a single core."""
 
     name = "cpu"
     backend = Cpu
@@ -515,7 +515,8 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
 
     Args:
         texts: the calls in words, in order of rank.
-        differ: True if the calls are known to differ, because their texts may be cut.
+        differ: True if the calls are known to differ. Their texts may still be equal, because long
+            texts are cut.
 
     Raises:
         InvalidValueError: the collectives differ.
@@ -526,7 +527,8 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
     tensors = [text.partition(" ")[2] for text in texts]
     if len(set(names)) > 1:
         raise InvalidValueError(
-            "the cores are in different collectives, and each waits for all cores to call it",
+            "the cores are in different collectives, but a collective ends only when every core "
+            "has called it",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(texts)),
             fix=(
                 "make the same calls in the same order on every core, "
@@ -565,7 +567,7 @@ def _interface_towards(address: str) -> str:
                     return name
     raise TpukitRuntimeError(
         "no network interface of this host leads to host 0",
-        found=f"the route to {address} begins at {ours}, which is the address of no interface",
+        found=f"the route to {address} begins at {ours}, but no interface has this address",
         fix=(
             "set GLOO_SOCKET_IFNAME=eth0 on every host, or the name that `ip address` shows there"
         ),

@@ -26,7 +26,7 @@ class RuntimeEntry(NamedTuple):
 
     Attributes:
         name: the name in `launch(backend=...)`.
-        find: a function of the name, which imports the subpackage of the backend and returns the
+        find: a function that gets the name, imports the subpackage of the backend, and returns its
             `Runtime` class.
     """
 

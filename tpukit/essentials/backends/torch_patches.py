@@ -23,10 +23,10 @@ from collections.abc import Callable
 def correct_running_variance() -> None:
     """Patch normalisation layers: running variances on XLA devices divide by n - 1.
 
-    The patch applies to this process until it ends. Without it, the variance of an evaluation would
-    be an eighth too small for 8 values per channel. A network has so few in its last layers if each
-    core has 8 images, and the layers have one pixel per image. The correction scales the running
-    variance before and after the update, with momentum m:
+    The patch applies to this process until it ends. Without it, the running variance of a channel
+    with 8 values would be an eighth too small. The last layers of a network have only 8 values per
+    channel if a core has 8 images, and these layers have one pixel per image. The correction scales
+    the running variance before and after the update, with momentum m:
 
         torch_xla     running = (1 - m) * running + m * variance(n)
         wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)

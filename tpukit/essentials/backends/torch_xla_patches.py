@@ -25,7 +25,7 @@ _COLLECTIVES = (
 
 
 def answer_for_all_processes(rank: int, world_size: int) -> None:
-    """Patch torch_xla in this process: the run's rank and world size; collectives raise."""
+    """Let torch_xla report the run's rank and world size; let its collectives raise errors."""
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr

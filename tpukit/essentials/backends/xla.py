@@ -190,7 +190,9 @@ class Tpu(TorchXla):
     def broadcast(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
 
-        xm.collective_broadcast(tensors, root_ordinal=0)
+        # On one core it would multiply every weight by 1, which is one more graph to compile.
+        if self.world_size > 1:
+            xm.collective_broadcast(tensors, root_ordinal=0)
         self.sync()
 
     def average(self, tensors: list) -> None:

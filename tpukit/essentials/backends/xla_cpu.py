@@ -29,7 +29,10 @@ class XlaCpu(TorchXla, Cpu):
 
 
 class XlaCpuRuntime(CpuRuntime):
-    """The dry run with an XLA:CPU client per process: the start of a TPU, gloo's collectives."""
+    """The dry run with an XLA:CPU client per process.
+
+    Its processes start as those of a TPU; gloo performs the collectives.
+    """
 
     name = "xla:cpu"
     backend = XlaCpu

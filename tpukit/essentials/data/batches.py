@@ -42,8 +42,8 @@ class Batches:
     """An iterable over this core's batches; each new loop is the next epoch.
 
     All cores have the same number of batches, and every batch has `batch_size` samples. So a step
-    is compiled only once, and no core waits for a core that has finished. With `buckets` batches
-    have a few shapes, and in each step the same shape on all cores.
+    is compiled only once, and no core waits for a core that has finished. With `buckets` the shape
+    may differ between steps, but in each step it is the same on all cores.
 
     Args:
         dataset: a map-style dataset, or a source of whole batches.
@@ -327,19 +327,19 @@ class Batches:
     def load_state_dict(self, state: dict) -> None:
         """Continue at a saved position: the next loop yields the rest of that epoch.
 
-        If the samples are shuffled, the number of cores and the batch size may differ from those
-        of the saved run. Without shuffling, each core has read the beginning of its own part, so
-        with another number of cores some samples would be repeated. With buckets, all settings must
-        be the same, because otherwise the steps would contain other samples.
+        In the middle of an epoch, `shuffle` and the buckets must be those of the saved run. With
+        `shuffle` and without buckets, the number of cores and the batch size may differ. Without
+        `shuffle` they must be the same, because each core has read the beginning of its own part,
+        and some samples would be repeated. With buckets they must be the same, because otherwise
+        the steps would contain other samples.
 
         Args:
             state: the result of `state_dict`.
 
         Raises:
             InvalidValueError: the state belongs to another dataset; or it was saved in the middle
-                of an epoch that this run divides in another way: `shuffle` or the buckets have
-                changed, or, without shuffling or with buckets, the number of cores or the batch
-                size has.
+                of an epoch that this run would divide in another way. The description above says
+                which settings must be the same.
         """
         if "steps" in state:  # only the state of a stream has this key
             raise InvalidValueError(
@@ -363,8 +363,8 @@ class Batches:
                 f"the saved state is {state['samples']} samples after the start of an epoch, and "
                 "this run would divide the epoch in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
-                fix="use the values that it was saved with; if shuffle was True from the start and "
-                "buckets are not used, cores and batch size may change",
+                fix="use the settings of the saved run; cores and batch size may change only if "
+                "shuffle was True from the start and buckets are not used",
             )
         self.epoch = state["epoch"]
         self._done = state["samples"]
@@ -376,7 +376,7 @@ class Batches:
     # The stages of an epoch
 
     def _plan(self) -> EpochPlan:
-        """Return the plan of this epoch's remaining steps; arithmetic without reading data."""
+        """Return the plan of this epoch's remaining steps, without reading data."""
         here = {"epoch": self.epoch, "seed": self._seed}
         positions = self.sampler.positions(self._done, **here)
         lengths = None
@@ -402,7 +402,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch in the form for the loop: images as (B, 3, H, W), a view."""
+        """Return a batch as the loop gets it; images become a view of shape (B, 3, H, W)."""
         return self._feed.arrange(tensors)
 
 
@@ -419,7 +419,7 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
     if len(dataset) == 0:
         raise InvalidValueError(
             "the dataset is empty: its length is 0",
-            fix="check the path and the fold with which you made the dataset",
+            fix="check the arguments of the dataset, such as its path and its fold",
         )
 
 
@@ -437,7 +437,8 @@ def _check_no_buckets(buckets) -> None:
         raise InvalidValueError(
             "weights= and buckets= cannot be combined: weights repeat some samples of an epoch, "
             "but buckets need each sample once",
-            fix="weights= with samples of one length, padded in the dataset; or buckets= alone",
+            fix="leave out weights=; or leave out buckets=, and pad all samples to one length in "
+            "the dataset",
         )
 
 
@@ -461,8 +462,9 @@ def _in_words(layout: Mapping[str, object]) -> str:
 
 
 def _spare_processors(world_size: int) -> int:
-    """Return the number of loader processes per core: its share of the processors less 1.
+    """Return the default number of loader processes per core, at most 16.
 
-    One processor per core runs the training loop. The number is at most 16.
+    The processors are divided among the cores. One processor of each core runs the training loop,
+    and each of its other processors runs a loader process.
     """
     return max(0, min(_MOST_WORKERS, cpus() // world_size - 1))

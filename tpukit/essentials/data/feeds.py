@@ -24,7 +24,8 @@ class Sent(NamedTuple):
 
     Attributes:
         samples: (batch_size,) int64 array on the host, the numbers of the batch's samples.
-        tensors: the tensors as they were sent, before `arrange`; nested as the dataset's items are.
+        tensors: the tensors as they were sent, before `arrange`, with the structure of the
+            dataset's items.
     """
 
     samples: object
@@ -37,8 +38,9 @@ class EpochPlan(NamedTuple):
     Attributes:
         samples: (steps, batch_size) int64, the sample numbers.
         is_real: (steps, batch_size) bool, False for padding.
-        numbers: a number per batch, unique over all cores, from which loader processes are seeded.
-        seed: (seed, epoch).
+        numbers: a number per batch, unique over all cores. Loader processes seed the random numbers
+            of a batch with it and `seed`.
+        seed: (the seed of `Batches`, epoch).
         done: number of steps of this epoch that are over.
         lengths: with buckets, the length to which each step is padded; otherwise None.
     """
@@ -118,14 +120,14 @@ class SourceFeed:
         return numbered(plan.samples, run_ahead(calls, threads=1))
 
     def arrange(self, tensors: tuple) -> tuple:
-        """Return a batch in the form for the loop: images (B, 3, H, W), targets, and the mask."""
+        """Return a batch as the loop gets it: images (B, 3, H, W), targets, and the mask."""
         images, labels, *others = tensors
         return *split_masks(images.permute(0, 3, 1, 2), labels), *others
 
     def _gathering(self, plan: EpochPlan, step: int) -> Callable[[], tuple]:
-        """Return a function that makes a batch, for a thread.
+        """Return a function that makes a batch, which a thread will call.
 
-        The function does little besides reading the images, during which it does not hold the GIL.
+        The function mostly reads images, and does not hold the GIL meanwhile.
         """
         import numpy
         import torch
@@ -233,7 +235,7 @@ class SampleFeed:
 def numbered(samples: Iterable, batches: Iterator[object]) -> Iterator[Sent]:
     """Yield each batch with the numbers of its samples.
 
-    While the next batch is made, nothing here refers to the previous one, as `zip` or a local
+    This function keeps no reference to a batch while it makes the next one; `zip` or a local
     variable would. So if the loop has released the previous batch, its buffer is used again for the
     next batch, while the buffer is still in the processor's cache.
     """

@@ -60,7 +60,10 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
 
 
 def _sums_per_sample(value: object, count: int | None) -> list[int]:
-    """Return the checksum of a value with an entry per sample, or of its items that have one."""
+    """Return the checksums of an attribute's data that have an entry per sample.
+
+    These are the value itself, or else the items of a short list or dict.
+    """
     if not count:
         return []
     # `tensors` of a TensorDataset is a short list, and each of its items has an entry per sample.

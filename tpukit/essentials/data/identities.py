@@ -101,7 +101,7 @@ def _describe(dataset: object, name: str, *, found: dict, depth: int) -> None:
 
 
 def _describe_inside(value: object, name: str, *, found: dict, depth: int) -> None:
-    """Describe a dataset inside another, or each in a list, as a ConcatDataset has it."""
+    """Describe a dataset inside another one, or a list of datasets as of a ConcatDataset."""
     if is_dataset(value) and not hasattr(value, "dtype"):  # tensors also have items and a length
         _describe(value, name, found=found, depth=depth)
     elif isinstance(value, list | tuple) and all(map(is_dataset, value)):
@@ -131,7 +131,7 @@ def _content(value: object, *, has_row_per_sample: bool, any_size: bool) -> obje
 
 
 def _is_setting(value: object) -> bool:
-    """Return whether a value is a short plain setting without a path, which may change."""
+    """Return whether a value is a short plain setting without paths, because paths may change."""
     is_fixed = isinstance(value, bool | int | float | str | tuple)
     if not is_fixed and not _has_text(value):
         return False

@@ -20,7 +20,7 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 @dataclass(frozen=True)
 class ShardedSampler:
-    """Divide the samples of an epoch among the cores, in equally many batches.
+    """Divide the samples of an epoch among the cores; each gets the same number of batches.
 
     Shuffled: in step `i`, all cores together get the samples from `i * n` to `(i + 1) * n` of a
     permutation, where n is `samples_per_step`. The permutation depends only on seed and epoch. So
@@ -127,10 +127,10 @@ class ShardedSampler:
         return None if self.shares is None else zlib.crc32(self.shares.tobytes())
 
     def places(self, step: int) -> Iterator[tuple[slice, slice]]:
-        """Yield for each core the places in the epoch of its rows in a gathered step.
+        """Yield for each core its rows in a gathered step, and their places in the epoch.
 
-        Use it only for an epoch in order. Padding is left out. With a `limit`, positions count only
-        the samples within the limit.
+        Use it only for an epoch in order. Padding is left out. With a `limit`, the places count
+        only the samples within the limit.
 
         Args:
             step: number of the step, from 0.

@@ -218,7 +218,11 @@ def _find(value, path: str, *, depth: int, seen: set[int], owner=None) -> Iterat
 
 
 def _is_closed(value) -> bool:
-    """Return whether the search stops at a value: module, logger, thread, tpukit's, the shell."""
+    """Return whether the search does not examine the parts of a value.
+
+    Such values are modules, loggers, threads, file handles, the notebook's shell, and tpukit's own
+    objects.
+    """
     if isinstance(value, types.ModuleType | logging.Logger | threading.Thread):
         return True
     module = _module_of(type(value))

@@ -198,8 +198,8 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
             fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step; "
             "add shuffle= and drop_last= as in the loader, and steps= if its dataset can only "
             "be read in order;\n"
-            "its collate_fn is not used: buckets= pads, and the dataset must make other changes "
-            "itself;\n"
+            "the loader's collate_fn is not used: buckets= pads samples, and the dataset must make "
+            "all other changes;\n"
             f"{of_sampler}",
         )
 
@@ -268,7 +268,7 @@ class _SourceConcat:
         return int(self._ends[-1])
 
     def take(self, indices, out=None):
-        """Return (n, H, W, 3) uint8 images. Each is copied once more than by a single source."""
+        """Return (n, H, W, 3) uint8 images, with one copy more per image than a single source."""
         import numpy
 
         if out is None:
@@ -321,6 +321,6 @@ class _SourceSubset:
         return self._source.take(self._indices[indices], out)
 
     def read_ahead(self, indices) -> None:
-        """Call `read_ahead` of the source with the samples of the next batch, if it has it."""
+        """Call `read_ahead` of the source for the next batch, if the source has this method."""
         if not self.in_memory:
             self._source.read_ahead(self._indices[indices])

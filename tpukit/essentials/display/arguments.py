@@ -23,7 +23,8 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
         name: the name of the argument.
         value: the value of the argument.
         least: the smallest allowed value.
-        otherwise: a second fix, which the message puts after the first and "or"; "" for none.
+        otherwise: an alternative fix, which the message adds to the first fix with "or"; "" for
+            none.
 
     Raises:
         InvalidTypeError: the value is not a whole number.

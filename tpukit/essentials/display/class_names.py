@@ -25,7 +25,8 @@ def names_in_order(names: object, argument: str, *, words: bool = True) -> list[
             documents. If a name consists of several texts, as ImageNet's synonyms do, commas join
             them.
         argument: the name of the argument, for messages.
-        words: True to allow a dict from label to words; False if its order would have no meaning.
+        words: True to allow a dict from label to words. False to reject such a dict, because the
+            order of its items has no meaning.
 
     Raises:
         InvalidValueError: the names have no order, as in a set; the numbers of a dict or the index
@@ -68,7 +69,7 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
 
 
 def _whole_numbers(values: Iterable, *, texts: bool = True) -> list[int | None]:
-    """Return values as whole numbers, with None for each value that is none.
+    """Return values as whole numbers, with None in place of each value that is not a number.
 
     If `texts` is True, a text of digits counts as a number.
     """
@@ -89,7 +90,7 @@ def _check_series(names, argument: str) -> None:
     """Raise an error for a table, and for a Series whose index is not 0, 1, 2, ..."""
     if hasattr(names, "columns"):
         raise InvalidValueError(
-            f"{argument}= must be one name for each number, got a table",
+            f"{argument}= must be one name for each class number, got a table",
             found=f"columns {first_few(map(str, names.columns), _SHOWN)}",
             fix=f'{argument}=dict(zip(table["number"], table["name"])), with the names of your '
             "columns",
@@ -128,7 +129,7 @@ def _as_text(name: object, argument: str) -> str:
     # The last condition is True for nan, the missing value of pandas.
     if is_record or name is None or name != name:
         raise InvalidValueError(
-            f"{argument}= must be one text for each number",
+            f"{argument}= must be one text for each class number",
             found=repr(name),
             fix=f'{argument}={{one["id"]: one["name"] for one in records}} if they are records; '
             "leave out records without a name",

@@ -128,7 +128,7 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return fact, found and fix of a tpukit error; of others, the text and two empty texts."""
+    """Return the fact, found and fix of a tpukit error; of another error, its text as the fact."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")

@@ -54,7 +54,7 @@ def columns(asked: int | None, images: int) -> int:
 
 
 def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tuple[np.ndarray, str]:
-    """Return up to `limit` images as matplotlib draws them, and a caption.
+    """Return up to `limit` images in a form that matplotlib draws, and a caption.
 
     The caption states how the values were read.
 
@@ -220,7 +220,8 @@ def under_masks(
     array = as_array(masks[: len(images)])
     if shape != expected or array.dtype.kind not in _WHOLE_NUMBERS:
         raise InvalidValueError(
-            f"masks must be (N, H, W) class numbers, here {expected}, got {shape} {array.dtype}",
+            f"masks must be class numbers of shape (N, H, W) = {expected}, "
+            f"got {shape} {array.dtype}",
             fix="pass the masks of these images, with the same height and width; convert floats "
             "with .long()",
         )

@@ -55,7 +55,7 @@ _LETTER_WIDTH = 0.59  # average width of a letter in DejaVu Sans, in em
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use the style of all figures in this block; restore the reader's settings afterwards."""
+    """Draw figures of the block in tpukit's style; restore the user's settings afterwards."""
     import matplotlib
     import seaborn
 
@@ -201,8 +201,8 @@ def letters(inches: float) -> int:
 def _let_notebooks_draw(figure: Figure) -> None:
     """Let a notebook draw a figure, with its description.
 
-    Once pyplot is loaded, IPython has a formatter for figures. Before that it calls these two
-    methods of the object.
+    Once pyplot is loaded, IPython has a formatter for figures. Before that, IPython calls the
+    methods `_repr_png_` and `_repr_mimebundle_` of the figure.
     """
     figure._repr_png_ = functools.partial(_png, figure)
     figure._repr_mimebundle_ = functools.partial(_html_and_text, figure)

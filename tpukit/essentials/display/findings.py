@@ -59,7 +59,11 @@ class Findings(Table):
         return tuple(finding for finding in self.findings if finding.state == state)
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
-        """Return (state, name, fact and fix) of each finding, `before_fix` before the fix."""
+        """Return (state, name, fact and fix) of each finding.
+
+        Args:
+            before_fix: text to put before the fix.
+        """
         found = []
         for finding in self.findings:
             text = finding.fact

@@ -121,8 +121,8 @@ def wait_for_chips(
 
     After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8
     ends a process that tries to open a chip twice. So a run tests the chips before it forks: it
-    opens each device node and closes it at once. That reports a busy chip by EBUSY, and starts
-    nothing.
+    opens each device node and closes it at once. The node of a busy chip gives the error EBUSY.
+    This test starts no runtime.
 
     If several programs share the chips (TPU_VISIBLE_CHIPS), or no node is visible, this function
     returns at once.

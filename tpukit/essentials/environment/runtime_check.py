@@ -450,7 +450,7 @@ def _dry_run(info: MachineInfo, no_simulator: str | None) -> Finding:
 
 
 def _fixes_of_upstream(info: MachineInfo) -> list[Finding]:
-    """List the defects of installed packages that a launch corrects, as one finding or none."""
+    """Return a finding about the defects in packages that a launch corrects; [] for none."""
     if info.tpu_package == "torch_tpu":
         fact = (
             "a launch corrects TorchTPU 0.2.0: BatchNorm and InstanceNorm update their "

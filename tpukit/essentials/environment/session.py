@@ -22,7 +22,7 @@ KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # the folders of `setup(compile_cache=..
 
 @dataclass(frozen=True)
 class Release:
-    """The versions that work with a torch release. Of several, tpukit installs the last."""
+    """The versions that work with a torch release; tpukit installs the last in each tuple."""
 
     torchvision: str
     torch_xla: tuple[str, ...]
@@ -155,9 +155,9 @@ def setup(
 
     Args:
         machine: the machine; this machine by default.
-        compile_cache: the folder, or a list of folders, for the compilation cache of later launches
-            without an argument `compile_cache`; see `launch`. False switches the cache off; None
-            changes nothing.
+        compile_cache: the folder, or a list of folders, for the compilation cache of all later
+            launches to which you pass no `compile_cache`; see `launch`. False switches the cache
+            off. None changes nothing.
         info: the facts about the machine; None to read them.
 
     Returns:
@@ -245,7 +245,7 @@ def _changes_of_other_runtimes(environ: Mapping[str, str]) -> Iterator[Change]:
 
 
 def _changes_of_device(environ: Mapping[str, str], info: MachineInfo) -> Iterator[Change]:
-    """Yield the changes by which torch_xla uses the chips, and the kernel does not."""
+    """Yield the changes after which workers use the chips, and the kernel does not open them."""
     uses_torch_xla = info.chips and info.tpu_package == "torch_xla"
     if uses_torch_xla and not environ.get("PJRT_DEVICE"):
         why = "if it is unset, torch_xla uses the CPU when it finds no libtpu"
@@ -348,12 +348,16 @@ def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
 
 
 def _can_replace(torch: str, info: MachineInfo) -> bool:
-    """Return whether the pip line may replace torch: torch_xla does not support this version."""
+    """Return whether the pip line may replace torch by a version that torch_xla supports.
+
+    It may if torch_xla does not support `torch`, the installed version, and the platform has no
+    image with a torch of its own.
+    """
     return base(torch) not in RELEASES and info.platform not in IMAGES
 
 
 def is_too_old(torch: str) -> bool:
-    """Return whether tpukit does not support a torch version because it is too old."""
+    """Return whether a version of torch is older than the oldest that tpukit supports."""
     return numbers(torch) < numbers(OLDEST_TORCH)
 
 

@@ -72,12 +72,12 @@ class State:
 
     Attributes:
         modules: the modules, each by a prefix for the names of its tensors.
-        optimizers: the optimizers. Their settings are compared, and so are those of their
-            parameters that are in no module.
+        optimizers: the optimizers. Their settings are compared. Their parameters that are in none
+            of the modules are compared as weights.
         schedule: the learning rate schedule; None for none.
         data: facts about the batches, such as their seed.
         called: functions, each by the name of the argument that it was passed as, such as "loss".
-        run: other arguments of the call by name.
+        run: other arguments of `fit`, by name.
         averaged: True if float buffers have been averaged, so that they must be equal, too.
         layers: compare the types and settings of the modules' layers.
         tensors: compare weights and buffers.
@@ -103,12 +103,13 @@ class _Loop:
         steps: number of steps so far, per optimizer.
         trained: modules whose weights the loop changes.
         data: facts about the batches that the loop uses.
-        layouts: facts about the last `core.batches`, which may be garbage when the function
-            returns.
+        layouts: facts about the last calls of `core.batches`. They are stored here because the
+            batches themselves may no longer exist when the worker function returns.
         passed: per group, the name of the last comparison in which it was in sync.
         first_gradients: checksums of each optimizer's gradients before their first average.
         versions: write counters of the parameters after the last step, per optimizer.
-        unwatched: number of steps until new models are compared without an optimizer's step.
+        unwatched: number of `core.step` blocks after which new models are compared, if no
+            optimizer makes a step before.
         due: name of the comparison to make at the end of this step; None for none.
     """
 
@@ -125,9 +126,9 @@ class _Loop:
 
 
 class _KeptLoop(NamedTuple):
-    """Weak references to a loop's objects with tensors, between two runs of a session.
+    """Weak references to a loop's models and optimizers, between two runs of a session.
 
-    They let the user free a model or an optimizer between the runs.
+    Strong references would keep the memory of a model that the user has deleted.
     """
 
     steps: dict[weakref.ref, int]
@@ -187,7 +188,7 @@ class Agreement:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cores are compared: several cores, and `preflight` does not record."""
+        """True if the run has several cores and is not recorded by `preflight`."""
         return self._core.world_size > 1 and not self._core.backend.is_recording
 
     def compare(self, when: str, **state: object) -> None:
@@ -409,8 +410,8 @@ class Agreement:
         was_started_here = runtime_started() and not self._runtime_was_started
         if self.is_on and self._core.device.type != "xla" and was_started_here:
             self._core.print(
-                "torch_xla was used, and each CPU process of this dry run is alone with it: "
-                'launch(..., backend="xla") joins the processes as on chips'
+                "torch_xla was used, but it does not connect the CPU processes of this dry run. "
+                'To connect them as on chips: launch(..., backend="xla")'
             )
         is_changed = loop.versions != [versions(each) for each in loop.steps]
         if is_changed or not self.is_on:
@@ -433,7 +434,7 @@ class Agreement:
         return not any(name.startswith(_XLA_COLLECTIVES) for name in counters)
 
     def _watches(self) -> bool:
-        """Return whether this object follows a loop: `fit` compares the cores itself."""
+        """Return whether the user's loop is compared; False in `fit`, which compares itself."""
         return self.is_on and not self._core.internal.in_fit
 
     def _warn_of_same_batches(self, mine: list[int]) -> None:
@@ -445,15 +446,15 @@ class Agreement:
             )
 
     def _check_joined(self, optimizer) -> None:
-        """Raise if torch_xla trains on a separate device in a dry run on CPU processes."""
+        """Raise if a dry run on CPU processes trains on XLA devices, which are not connected."""
         devices = {parameter.device.type for parameter in parameters_of(optimizer)}
         if "xla" in devices and self._core.device.type != "xla":
             raise TpukitRuntimeError(
                 "each process would train alone, on a separate device of torch_xla",
-                found=f"{self._core.world_size} processes, each of which is the only one that "
-                "torch_xla sees; weights on an xla device",
-                fix='launch(..., backend="xla") joins the processes, as on chips; or use '
-                "core.model and core.batches",
+                found=f"weights on an xla device, in {self._core.world_size} processes that "
+                "torch_xla does not connect",
+                fix="to train on the CPU, use core.model and core.batches; to connect the "
+                'processes as on chips: launch(..., backend="xla")',
             )
 
     def _check_gradients(self, optimizer) -> None:
@@ -465,12 +466,12 @@ class Agreement:
         everyone = gather_objects(self._core, gradient_checksum(self._core, optimizer))
         if len(set(everyone)) > 1:
             raise OutOfSyncError(
-                f"{type(optimizer).__name__}.step() with gradients that differ between the cores: "
-                "each would train a separate model",
+                "each core would train a separate model, because the gradients in this call differ "
+                f"between the cores: {type(optimizer).__name__}.step()",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose "
                 "gradients were not averaged",
-                fix="in place of optimizer.step(), core.optimizer_step(optimizer), which averages "
-                "first; to train independent networks, use tpukit.launch_each",
+                fix="core.optimizer_step(optimizer) in place of optimizer.step(): it averages the "
+                "gradients first; to train independent networks, use tpukit.launch_each",
             )
 
     def gradients_error(self, optimizer, error: BackendMismatchError) -> Exception:

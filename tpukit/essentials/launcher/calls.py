@@ -38,8 +38,8 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
         given = "None" if fn is None else f"a {type(fn).__name__}"
         raise InvalidTypeError(
             f"{caller} runs a function, got {given}",
-            fix=f"{caller}(train), with the function itself: {caller}(train()) calls it here "
-            "and passes its result",
+            fix=f"{caller}(train), without parentheses after train: they would call the function "
+            f"here, and {caller} would get its result",
         )
     remember(fn, args)
     try:
@@ -53,8 +53,8 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
         types = ["core", *(type(arg).__name__ for arg in args)]
         raise InvalidTypeError(
             f"{name}{signature} cannot be called with ({', '.join(types)}): {error}",
-            fix=f"def {name}(core, ...): the first parameter is the core, then come the arguments "
-            f"that follow {name} in {caller}(...); to pass an argument by keyword, "
+            fix=f"def {name}(core, ...): the first parameter gets the core, the others get the "
+            f"arguments that follow {name} in {caller}(...); to pass an argument by keyword: "
             f"functools.partial({name}, rate=0.1)",
         ) from None
 

@@ -195,7 +195,7 @@ _pickler = Pickler
 
 
 def pickle_with(pickler: type) -> None:
-    """Set the pickler class of `serialize` in this process; a session's workers call it."""
+    """Set the pickler class of `serialize` in this process, which is a session's worker."""
     global _pickler
     _pickler = pickler
 
@@ -211,7 +211,7 @@ class _TensorFacts(NamedTuple):
 
 
 def _has_plain_memory(tensor) -> bool:
-    """Return whether a tensor is described by its bytes; torch pickles other tensors itself."""
+    """Return whether `Pickler` can send a tensor as its bytes; torch pickles other tensors."""
     import torch
 
     # A subclass with its own dispatch contains other tensors in place of numbers.

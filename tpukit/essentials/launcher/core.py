@@ -36,7 +36,7 @@ _REDUCTIONS = ("sum", "mean", "min", "max")
 
 
 class Core:
-    """The view of a run from a core, the first argument of the worker function.
+    """A core of a run, as the first argument of the worker function.
 
     Methods whose description says "Collective" must be called on every core, the same number of
     times and in the same order. If a core leaves out such a call, all other cores wait for it.
@@ -97,7 +97,8 @@ class Core:
         make the chip wait. Do not change a logged tensor in place.
 
         Args:
-            step: position on the x axis; None for 1 more than in the last call, from 1 on.
+            step: position on the x axis. None for the step of the last call plus 1; the first
+                call has step 1.
             **values: by name, numbers (also numpy's) or one-element tensors.
 
         Raises:
@@ -208,15 +209,16 @@ class Core:
         `(images, masks)`, with masks as int64 of (batch_size, H, W); with labels as well, it gives
         `(images, {"labels": ..., "masks": ...})`. Normalise and augment on the device.
 
-        *Any other dataset* gives batches nested as its items are: tuples, dicts, or both. Their
-        tensors are sent in a single transfer. A Hugging Face dataset needs
+        *Any other dataset* gives batches with the structure of its items: tuples, dicts, or both.
+        The tensors of a batch are sent in a single transfer. A Hugging Face dataset needs
         `dataset.with_format("torch")`. Strings remain in host memory as lists, which `fit` and
         `evaluate` do not support.
 
         *Samples of varying length* need `buckets=(64, 128, 256)`. Each batch is padded to one of
         these lengths, the same on all cores at each step, so a step is compiled once per length;
         core 0 prints the number of compilations. tpukit adds a bool mask of the positions
-        with data, (batch_size, length): as "attention_mask" in mappings, otherwise as a last part.
+        with data, of shape (batch_size, length). If a batch is a mapping, the mask is its item
+        "attention_mask"; otherwise the mask is the last item of the batch.
         A sample longer than the largest bucket is an error, unless `tpukit.Buckets` has
         `truncate=True`. `Buckets` also sets the axis, padding value and known lengths. `evaluate`
         and `predict` support such batches if the model returns a row per sample. If it returns a
@@ -235,8 +237,8 @@ class Core:
 
         Args:
             dataset: `PackedImages`, `CachedImages`, or any dataset with a length whose items
-                `torch.utils.data.default_collate` can stack; with `steps` an iterable, or a
-                function that opens it.
+                `torch.utils.data.default_collate` can stack. If you set `steps`, it is an iterable,
+                or a function that opens one.
             batch_size: samples per core and step. With `launch(shard=...)`, samples per step of
                 the whole run, a multiple of `core.chips`.
             steps: steps per epoch, only for a dataset that is read in order; otherwise None.
@@ -344,8 +346,8 @@ class Core:
     def sync(self) -> None:
         """Run all operations recorded since the last step.
 
-        Without this call, they become a part of the next step's graph on a TPU, which is then
-        compiled again.
+        Without this call, on a TPU these operations become a part of the next step's graph. The
+        changed graph must then be compiled.
         """
         with self.internal.in_graph("step"):
             self.backend.sync()
@@ -371,12 +373,12 @@ class Core:
             clip: largest norm of all averaged gradients together, above which they are scaled
                 down on the device; None for no limit. `clip_grad_norm_` before this call would
                 clip each core's own gradients, which is a different result.
-            average_also: float tensors, such as buffers and losses, to overwrite with their mean
-                over the cores in the same message.
-            weight: None if each core's loss is a mean. If it is a sum, for example over tokens:
-                this core's number of summands, a float32 tensor of shape (). The sum of all
-                cores' gradients is then divided by the sum of their weights. tpukit overwrites
-                the tensor with its mean over the cores.
+            average_also: float tensors, such as buffers and losses. tpukit overwrites each with its
+                mean over the cores. They travel together with the gradients, in one transfer.
+            weight: None if each core's loss is a mean. If each core's loss is a sum, for example
+                over tokens, pass the number of this core's summands, as a float32 tensor of shape
+                (). tpukit then divides the sum of all cores' gradients by the sum of their weights.
+                It also overwrites the tensor with its mean over the cores.
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
@@ -427,9 +429,9 @@ class Core:
         `fit` calls it with the number of each step, so a resumed run draws the same numbers. The
         second `fit` in a launch, and every later one, also passes the number of its call.
 
-        On v2 and v3 two cores are threads of one process. The random numbers of the device, and
-        those of a dataset in `core.batches`, are still separate per core; without `workers=` the
-        cores read in turn. Both cores share the host's global generators (`random`,
+        On v2 and v3 two cores are threads of one process. Each core still has its own random
+        numbers of the device, and of a dataset in `core.batches`; with `workers=0` only one of the
+        two cores reads at a time. Both cores share the host's global generators (`random`,
         `numpy.random`, torch on the CPU), so other random numbers differ from run to run. Make
         the model in the notebook, and draw from generators of your own.
 
@@ -608,10 +610,10 @@ class Core:
     def tflops_per_second(self) -> float | None:
         """TFLOP/s per chip of the last 64 steps; None before they are known.
 
-        They are known after two steps with `counting_flops`, and in `fit`. A core of a v2 or v3,
-        and a GPU, counts as a chip. The value is the median over the steps with known FLOPs. Their
-        time includes the wait for batches. A step that compiles hardly changes a median, and steps
-        of an evaluation have no known FLOPs.
+        In `fit`, and in a loop with `counting_flops`, the value is known after two steps. A core
+        of a v2 or v3, and a GPU, counts as a chip. The value is the median over the steps with
+        known FLOPs, which excludes the steps of an evaluation. The time of a step includes the wait
+        for its batch. A step that compiles hardly changes a median.
         """
         rates = self.internal.flops_per_second
         if not rates:

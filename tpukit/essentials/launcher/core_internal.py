@@ -247,7 +247,7 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return a copy of a value in host memory, which shares no memory with its tensors."""
+        """Return a copy of a value with all tensors in host memory, in memory of their own."""
         import torch
         from torch.utils import _pytree as tree
 

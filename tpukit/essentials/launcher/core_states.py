@@ -74,7 +74,7 @@ class CoreStates:
         waiting: str | None,
         doing: Compiling | str | None,
     ) -> None:
-        """Record a heartbeat; the clock of a core starts again when its activity changes."""
+        """Record a heartbeat; if it differs from the last one, the core has made progress."""
         self.started(rank)
         last = self._states[rank]
         now = self._clock()
@@ -141,7 +141,7 @@ class CoreStates:
         running: Sequence[int],
         now: float,
     ) -> str:
-        """Return that some cores wait for others, the first of which is `late`."""
+        """Return a text about cores that wait for late cores; `late` is the first late core."""
         all_late = [rank for rank in running if not self._states[rank].waiting]
         call = self._states[waiting[0]].waiting
         text = (
@@ -273,5 +273,5 @@ class CoreStates:
 
 
 def _kind(words: str) -> str:
-    """Return a text without its seconds, which may differ by 1."""
+    """Return a text about a core without its seconds, because those may differ between cores."""
     return words.partition(" for ")[0]

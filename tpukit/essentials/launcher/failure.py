@@ -402,10 +402,10 @@ def _what_happened(error: BaseException, parts: ErrorParts) -> str:
 
 
 def _in_a_line(error: BaseException, text: str) -> str:
-    """Return a text and the notes of its exception in a line.
+    """Return an exception's text and its notes in one line.
 
-    Of a text with many lines, as a DataLoader's process sends it, the first and the last two lines
-    remain.
+    If the text has many lines, as from a process of a DataLoader, it keeps the first line and the
+    last two lines.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 3:
@@ -423,7 +423,10 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _waiting(error: BaseException) -> str | None:
-    """Return the collective in which an exception was raised; `CoreInternal` stores it there."""
+    """Return the collective in which an exception was raised, from the exception's attribute.
+
+    `CoreInternal.together` sets this attribute.
+    """
     for link in _chain(error):
         if hasattr(link, "waiting"):
             return link.waiting

@@ -89,9 +89,10 @@ def _passes(args: tuple, kwargs: dict) -> int:
 
 
 def _in_checkpoint() -> bool:
-    """Return whether a checkpointed block runs, whose gradients are computed by a second pass.
+    """Return whether the calling code is in a checkpointed block.
 
-    torch_xla's checkpoint, and torch's with `use_reentrant=True`, run the block without gradients.
+    Such a block runs a second time in the backward pass. In the first pass, torch_xla's checkpoint
+    and torch's checkpoint with `use_reentrant=True` run it without gradients.
     """
     frame = sys._getframe()
     while frame is not None:

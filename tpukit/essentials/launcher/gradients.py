@@ -36,9 +36,10 @@ class GradientAverage:
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
-        """Forget the patterns of gradients: after a run that raised, cores may know different ones.
+        """Forget which parameters had a gradient, because a run has raised an error.
 
-        On a TPU a core that knows its pattern does not read the flags, while another would.
+        Some cores may have recorded their flags before the error, and others not. On a TPU a core
+        that knows its flags would then skip a wait for the device that other cores make.
         """
         self._anywhere.clear()
 
@@ -78,9 +79,10 @@ class GradientAverage:
     def _work_around_torch_xla(self, parameters: list) -> None:
         """Clone the gradients that torch_xla 2.9 would average wrongly.
 
-        XLA:CPU: the gradient of `weight.sum()` is one number, expanded to the weight's shape, and
-        writing into it gives wrong values. TPU: a gradient to which several calls of `backward`
-        have added loses the average again if an optimizer keeps it, as SGD's momentum does.
+        On XLA:CPU, the gradient of `weight.sum()` is one number that is expanded to the weight's
+        shape, and writing into such a tensor gives wrong values. On a TPU, several calls of
+        `backward` may have added to a gradient. If an optimizer then keeps this tensor, as SGD's
+        momentum does, the tensor loses the average again.
         """
         in_graph = self._backend.in_graph
         is_xla_cpu = self._backend.traced and not in_graph
@@ -90,7 +92,10 @@ class GradientAverage:
                 parameter.grad = parameter.grad.clone()
 
     def _exchange(self, parameters: list, here: Sequence[bool], also: Iterable) -> tuple:
-        """Average gradients (or zeros) and flags over the cores; return both, on the device."""
+        """Average the gradients over the cores; return them and the averaged flags of `here`.
+
+        A parameter without a gradient on this core counts as zeros. The results are on the device.
+        """
         import torch
 
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
@@ -113,7 +118,8 @@ class GradientAverage:
                 found=f"gradients on some cores and none on others: {names}",
                 fix="use the same layers on every core; if layers are dropped at random, "
                 "FitOptions(same_seed=True), or core.same_seed(step) in a loop of your own; "
-                "with experts or early exits, compute all of them and multiply by 0 or 1",
+                "if the model chooses among experts or exits, compute all of them and multiply "
+                "each by 0 or 1",
             )
         return [share > 0 for share in shares]
 

@@ -213,17 +213,17 @@ def launch(
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
         cores: number of cores. None for all. A TPU supports all cores or 1. Without an accelerator,
-            it is the number of CPU processes, which may be any.
-        device: number of the only chip or GPU to use, from 0. None for all, or for the first if
-            cores=1.
+            it is the number of CPU processes, and any number is supported.
+        device: index of a single chip or GPU to use, from 0. None for all of them; if cores=1, for
+            the first.
         backend: None for the fastest device of the machine. "cpu" is a dry run on plain CPU
             processes. "xla" on a machine without a chip is a dry run through torch_xla: slow, but
             with real graphs. It uses the simulated TPU if that is installed ("xla:simulator"), and
             otherwise XLA:CPU processes whose collectives gloo performs ("xla:cpu").
-        seed: seed of all random numbers of the run. None for the notebook's own,
-            `torch.initial_seed()`, so `torch.manual_seed` in a cell has an effect; without such a
-            cell each kernel has a different seed. The worker function begins with the same random
-            numbers on every core; in `core.step()` blocks each core draws its own.
+        seed: seed of all random numbers of the run. None for the notebook's seed,
+            `torch.initial_seed()`, which a cell can set by `torch.manual_seed`; without such a cell
+            each kernel has a different seed. The worker function begins with the same random
+            numbers on every core; in `core.step()` blocks each core draws different numbers.
         timeout: seconds after which tpukit ends the run. None for no limit.
         limits: how long cores may wait for a core that makes no progress, and the interval of a
             worker's reports; see `Limits`.
@@ -290,16 +290,11 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
     """Run `fn` on every core as `launch` does, without a check of the call itself."""
     host = MachineInfo.read()
     task, topology = plan(fn, args, options, host)
-
-    def end() -> str:
-        group.end()
-        return "its workers were ended"
-
     # The display opens first: it shows the wait for chips and the start of the workers, too.
     with sigterm_ends_the_run(), screen(options.progress) as display:
         writers = log_writers(options.loggers, display)
         with started(task, topology, options, display, writers) as group:
-            failure = watch(group, display, end)
+            failure = watch(group, display)
     # After the group has ended: the error has the complete log and no worker is left.
     if failure is not None:
         raise worker_failed(failure, group)
@@ -417,14 +412,16 @@ def _print_layout(topology: Topology, shard: str | None, display: Screen) -> Non
         )
 
 
-def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failure | None:
+def watch(
+    group: WorkerGroup, display: Screen, stop: Callable[[], str] | None = None
+) -> Failure | None:
     """Wait for the end of a run, and return its first failure, or None.
 
     Args:
         group: the workers.
         display: shows the run.
-        end: called after an interrupt. It ends or stops the workers, and returns a phrase for the
-            message, such as "its workers were ended".
+        stop: called after an interrupt. It stops the workers, and returns a phrase for the message.
+            None ends them.
 
     Raises:
         LaunchInterrupted: on a KeyboardInterrupt.
@@ -442,7 +439,11 @@ def watch(group: WorkerGroup, display: Screen, end: Callable[[], str]) -> Failur
         # Read the stacks before the workers end, because an ended process has no stack.
         has_waited_long = group.waits_long()
         stacks = group.stacks(INTERRUPT_STACKS_SECONDS)
-        text = end()
+        if stop is None:
+            group.end()
+            text = "its workers were ended"
+        else:
+            text = stop()
         raise interrupted(
             collect(group), stacks, has_waited_long=has_waited_long, text=text
         ) from None
@@ -475,9 +476,9 @@ def ready(
     compile_cache: Folders | bool | None,
     display: Screen,
 ) -> Iterator[Topology]:
-    """Wait until the TPU's chips are free; open the compilation cache for a block.
+    """Wait until the TPU's chips are free, and open the compilation cache for the block.
 
-    It yields the layout, to which it has added the cache.
+    It yields the layout with the cache in it.
 
     Args:
         topology: the layout of the run.

@@ -156,7 +156,7 @@ class Progress(NamedTuple):
 
 
 class Display(NamedTuple):
-    """An object for IPython to display, as representations by MIME type."""
+    """An object that IPython displays: {MIME type: its representation}."""
 
     rank: int
     data: dict

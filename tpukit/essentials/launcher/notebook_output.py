@@ -57,14 +57,14 @@ class NotebookOutput:
         self._next_send = 0.0
 
     def print(self, *values: object, everywhere: bool) -> None:
-        """Print a line, as `Core.print`."""
+        """Print a line, as `Core.print` documents."""
         if self._is_main or everywhere:
             self._activity.count += 1
             text = " ".join(map(str, values))
             self._send(messages.Line(self._rank, text, named=everywhere))
 
     def log(self, step: int | None, values: dict) -> None:
-        """Record numbers, as `Core.log`."""
+        """Record numbers, as `Core.log` documents."""
         if step is None:
             step = self._logged_step + 1
         self._logged_step = step
@@ -98,7 +98,7 @@ class NotebookOutput:
         start: int,
         unit: str | None,
     ) -> Iterator:
-        """Yield the items of an iterable and show a bar, as `Core.progress`."""
+        """Yield the items of an iterable and show a bar, as `Core.progress` documents."""
         if total is None and hasattr(iterable, "__len__"):
             total = start + len(iterable)
         is_shown = self._is_main and label is not None

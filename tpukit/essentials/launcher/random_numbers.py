@@ -69,7 +69,7 @@ class RandomNumbers:
         return checksum
 
     def seed(self, *words: int, own: bool = True) -> None:
-        """Seed the generators from the run's seed and `words`, for steps and outside of them.
+        """Seed the generators from the run's seed and `words`, inside and outside of steps.
 
         Args:
             *words: any whole numbers.

@@ -1,8 +1,8 @@
 """Send a call to the workers of a session: the function as it is now, with everything it uses.
 
-    serialize_call(train, (1,))    -> parts: the function by value, and the bytes of its tensors
-    CallFile.write(circumstances, parts)   # one file in memory for all workers
-    CallFile.read().deserialize()  -> train, (1,)
+    call = serialize_call(train, (1,))    the function by value, with everything it uses
+    CallFile.write(call)                  one file in memory for all workers
+    CallFile.read()                       the circumstances, then train, (1,)
 
 Functions and classes of the notebook are pickled by value in both directions. The sources of cells
 are sent, too, so that a traceback in a worker shows the line of the cell.
@@ -12,9 +12,10 @@ import contextlib
 import io
 import linecache
 import marshal
+import math
+import mmap
 import os
 import pickle
-import struct
 import sys
 import sysconfig
 import tempfile
@@ -28,12 +29,10 @@ import cloudpickle
 
 from tpukit.essentials.display import InvalidValueError, human_size
 from tpukit.essentials.launcher import channel
-from tpukit.essentials.launcher.channel import SerializationError, deserialize
+from tpukit.essentials.launcher.channel import SerializationError
 
 MOST_BYTES = 64 * 10**6  # the largest size of a call, because every run sends it to every core
-_SIZE = struct.Struct("!Q")
 _LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[2]))
-_IN_A_WORKER = "make it in the worker function, and keep it: core.state.name = ..."
 
 
 class Circumstances(NamedTuple):
@@ -54,61 +53,20 @@ class Circumstances(NamedTuple):
     seeds_again: bool
 
 
-class Call(NamedTuple):
-    """A call as a worker reads it."""
-
-    circumstances: Circumstances
-    parts: list[bytearray]
-
-    def deserialize(self) -> tuple[Callable, tuple]:
-        """Return the function and its arguments after the core."""
-        return deserialize(self.parts)
-
-
 class SerializedCall(NamedTuple):
     """A pickled function with its arguments.
 
     Attributes:
-        parts: as `channel.serialize` returns them.
-        files: the names of the files with the function's code; a cell has such a name, too.
+        data: the pickle.
+        sources: `linecache` entries by file, as in `Circumstances`.
     """
 
-    parts: list[memoryview]
-    files: set[str]
-
-    def sources(self) -> dict[str, tuple]:
-        """Return the `linecache` entries of cells. The workers can read real files themselves."""
-        found = {}
-        for name in self.files:
-            entry = linecache.cache.get(name, ())
-            if len(entry) == 4 and not os.path.exists(name):
-                size, _, lines, path = entry
-                # Without a time, or `linecache.checkcache` would drop the entry: IPython 7 keeps
-                # only the cells that it has seen itself, and the worker has not.
-                found[name] = (size, None, lines, path)
-        return found
+    data: bytes
+    sources: dict[str, tuple]
 
 
 class _TooLargeError(Exception):
     """The call is larger than allowed."""
-
-
-class _LimitedStream(io.BytesIO):
-    """A stream that raises as soon as more bytes are written than allowed."""
-
-    def __init__(self, most: float):
-        super().__init__()
-        self._left = most
-
-    def take(self, size: int) -> None:
-        """Count bytes towards the limit, also those of arrays outside the stream."""
-        self._left -= size
-        if self._left < 0:
-            raise _TooLargeError
-
-    def write(self, data) -> int:
-        self.take(memoryview(data).nbytes)
-        return super().write(data)
 
 
 class Pickler(cloudpickle.Pickler):
@@ -157,41 +115,57 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
             fix="load or make it in the worker function once, and keep it: core.state.data = ...",
         ) from None
     except Exception as error:  # __reduce__ of a user's class may raise anything
+        culprit, cause = "the call", f"{type(error).__name__}: {error}"
         # Pickle each part alone, to name the part that fails.
         for name, value in _parts_of(fn, args):
             try:
                 _pickle(value)
-            except Exception as cause:
-                raise SerializationError(
-                    f"{name} ({type(value).__name__}) cannot be sent to the workers: {cause}",
-                    fix=_IN_A_WORKER,
-                ) from error
+            except Exception as error_of_part:
+                culprit, cause = f"{name} ({type(value).__name__})", error_of_part
+                break
         raise SerializationError(
-            f"the call cannot be sent to the workers: {type(error).__name__}: {error}",
-            fix=_IN_A_WORKER,
+            f"{culprit} cannot be sent to the workers: {cause}",
+            fix="make it in the worker function, and keep it: core.state.name = ...",
         ) from error
 
 
-def _pickle(value: object, most: float = float("inf")) -> SerializedCall:
-    stream = _LimitedStream(most)
-    # Arrays stay outside of the stream, without a copy: PEP 574, protocol 5.
-    buffers = []
+def _pickle(value: object, most: float = math.inf) -> SerializedCall:
+    stream = io.BytesIO()
 
-    def keep(buffer: pickle.PickleBuffer) -> None:
-        stream.take(buffer.raw().nbytes)
-        buffers.append(buffer.raw())
+    def may_take(data) -> bool:
+        if stream.tell() + memoryview(data).nbytes > most:
+            raise _TooLargeError
+        return True  # a buffer goes into the stream, too
 
-    pickler = Pickler(stream, buffer_callback=keep)
+    def write(data) -> None:
+        may_take(data)
+        stream.write(data)
+
+    # An array is passed to `may_take` before pickle copies it.
+    pickler = Pickler(types.SimpleNamespace(write=write), buffer_callback=may_take)
     pickler.dump(value)
     # A copy: while a view of its buffer exists, Python 3.13 complains at the end of the stream.
-    return SerializedCall([memoryview(stream.getvalue()), *buffers], pickler.files)
+    return SerializedCall(stream.getvalue(), _sources(pickler.files))
+
+
+def _sources(files: set[str]) -> dict[str, tuple]:
+    """Return the `linecache` entries of cells. The workers can read real files themselves."""
+    found = {}
+    for name in files:
+        entry = linecache.cache.get(name, ())
+        if len(entry) == 4 and not os.path.exists(name):
+            size, _, lines, path = entry
+            # Without a time, or `linecache.checkcache` would drop the entry: IPython 7 keeps only
+            # the cells that it has seen itself, and the worker has not.
+            found[name] = (size, None, lines, path)
+    return found
 
 
 def _largest_part(fn: Callable, args: tuple) -> tuple[str, int]:
     sizes = {"the call": 0}
     for name, value in _parts_of(fn, args):
         with contextlib.suppress(Exception):  # a part that cannot be pickled has no size
-            sizes[name] = sum(part.nbytes for part in _pickle(value).parts)
+            sizes[name] = len(_pickle(value).data)
     name = max(sizes, key=sizes.get)
     return name, sizes[name]
 
@@ -244,10 +218,9 @@ def of_earlier_classes(state: types.SimpleNamespace, fn: Callable) -> list[str]:
     """Return a warning for each object in `core.state` whose class was defined again later."""
     while hasattr(fn, "func"):  # functools.partial
         fn = fn.func
-    sent = {}  # the classes that came with this call, by name
-    for value in getattr(fn, "__globals__", {}).values():
-        if isinstance(value, type):
-            sent[value.__qualname__] = value
+    # The classes that came with this call, by name.
+    values = getattr(fn, "__globals__", {}).values()
+    sent = {value.__qualname__: value for value in values if isinstance(value, type)}
     lines = []
     for name, value in vars(state).items():
         kind = type(value)
@@ -273,37 +246,24 @@ class CallFile:
                 self._fd = os.dup(file.fileno())
         self.close = weakref.finalize(self, os.close, self._fd)
 
-    def write(self, circumstances: Circumstances, parts: list[memoryview]) -> None:
-        """Replace the call. No worker may read at this time."""
-        # The file: size of the head, head (circumstances and sizes of the parts), the parts.
-        head = pickle.dumps((circumstances, [part.nbytes for part in parts]))
-        os.ftruncate(self._fd, 0)  # frees the memory of an earlier, larger call
-        place = 0
-        for part in (_SIZE.pack(len(head)), head, *parts):
-            left = memoryview(part).cast("B")
-            while left:  # pwrite(2) may write fewer bytes than it is given
-                written = os.pwrite(self._fd, left, place)
-                left = left[written:]
-                place += written
+    def write(self, call: SerializedCall, *, was_left: bool, seeds_again: bool) -> None:
+        """Replace the call, with the circumstances of this process. No worker may read now."""
+        circumstances = Circumstances(os.getcwd(), sys.path, call.sources, was_left, seeds_again)
+        with open(self._fd, "wb", closefd=False) as file:
+            file.seek(0)
+            file.truncate()  # frees the memory of an earlier, larger call
+            pickle.dump(circumstances, file)
+            file.write(call.data)
 
-    def read(self) -> Call:
-        """Return the call. Its arrays do not share memory with the file."""
-        (length,) = _SIZE.unpack(self._read_at(0, _SIZE.size))
-        place = _SIZE.size + length
-        circumstances, lengths = pickle.loads(self._read_at(_SIZE.size, length))
-        parts = []
-        for length in lengths:
-            parts.append(self._read_at(place, length))
-            place += length
-        return Call(circumstances, parts)
+    def read(self) -> Iterator[object]:
+        """Yield the circumstances, then (function, arguments), which may need the former.
 
-    def _read_at(self, place: int, length: int) -> bytearray:
-        """Read bytes without the file's position, which all workers share after the fork."""
-        data = bytearray(length)
-        done = 0
-        while done < length:
-            done += os.preadv(self._fd, [memoryview(data)[done:]], place + done)
-        return data
+        The values do not share memory with the file.
+        """
+        # Not with the file's position, which all workers share after the fork.
+        with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as content:
+            yield pickle.load(content)
+            yield pickle.load(content)
 
 
 class Surroundings:
@@ -325,11 +285,7 @@ class Surroundings:
                 f"cloudpickle.register_pickle_by_value({modules[0]}), uses the new code"
             )
         # Variables that were added, removed or changed.
-        names = [
-            name
-            for name in sorted({*self._environ, *os.environ})
-            if self._environ.get(name) != os.environ.get(name)
-        ]
+        names = sorted({name for name, _ in self._environ.items() ^ os.environ.items()})
         if names:
             lines.append(
                 f"{', '.join(names)}: changed in os.environ since the session began, but the "

@@ -12,8 +12,6 @@ every core back to its prompt (`_Recovery`); if that fails, the session ends.
 
 import atexit
 import contextlib
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -60,7 +58,7 @@ class SessionEndedError(TpukitError, RuntimeError):
     """The session was closed, has ended after a failure, or is busy with another run."""
 
 
-class Session:
+class Session(contextlib.AbstractContextManager):
     """Worker processes that stay alive between the cells of a notebook.
 
     The chips are opened once. A run starts within a tenth of a second, and a program that an
@@ -126,7 +124,7 @@ class Session:
         self._is_running = False
         self._was_left = False  # whether a core left the last run before its function returned
         self._calls = serialization.CallFile()
-        self._serialization = serialization
+        self._serialize_call = serialization.serialize_call
         options = LaunchOptions(
             cores=cores,
             device=device,
@@ -141,18 +139,16 @@ class Session:
         task, topology = plan(serve, (self._calls,), options, MachineInfo.read())
         _refuse_without_forks(topology)
         _close_earlier(topology)
-        self._resources = contextlib.ExitStack()
-        with sigterm_ends_the_run(), screen(progress) as display:
-            try:
-                self._group = self._resources.enter_context(
-                    started(task, topology, options, display)
-                )
-                failure = watch(self._group, display, self._close_start)
-            except BaseException:
-                self._resources.close()
-                raise
+        with (
+            sigterm_ends_the_run(),
+            screen(progress) as display,
+            contextlib.ExitStack() as resources,
+        ):
+            self._group = resources.enter_context(started(task, topology, options, display))
+            failure = watch(self._group, display)
+            if failure is None:
+                self._resources = resources.pop_all()  # the workers stay
         if failure is not None:
-            self._resources.close()
             raise worker_failed(failure, self._group)
         self._record = _record(self._group)
         open_sessions.append(self._record)  # for `check`, which names the programs on the chips
@@ -173,15 +169,8 @@ class Session:
             return f"Session: {cores}, closed: {self._ended}"
         return f"Session: {cores}, open; {self._group.run} runs"
 
-    def __enter__(self) -> "Session":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _close_start(self) -> str:
-        self._resources.close()
-        return "its workers were ended"
 
     def run(
         self,
@@ -200,8 +189,9 @@ class Session:
         3 seconds, or 8 while `fit` saves a checkpoint. Then the session continues, with
         `core.state` as the cores left it. tpukit clears the gradients of the unfinished step and
         seeds the random numbers again. If a core has not left the function, the session ends; this
-        happens if the core waits inside a compiled step for a core that raised. The error reports
-        whether the session continues, and the reason.
+        happens if the core waits inside a compiled step for a core that raised. On v2 and v3 it
+        also happens in a long call of native code, such as `time.sleep`, because two cores are
+        threads of a process. The error reports whether the session continues, and the reason.
 
         Args:
             fn: the worker function; its first argument is a `Core`.
@@ -223,7 +213,7 @@ class Session:
             refuse_seconds("timeout", timeout, fix="timeout=3600, or None for no limit")
         with self._lock:
             self._refuse_if_not_ready()
-            call = self._serialization.serialize_call(fn, args)
+            call = self._serialize_call(fn, args)
             self._is_running = True
             try:
                 return self._run(call, timeout, progress=progress, loggers=loggers)
@@ -249,14 +239,7 @@ class Session:
                 )
             writers = log_writers(loggers, display)
             group.begin_run(display, self._limits, timeout=timeout, writers=writers)
-            circumstances = self._serialization.Circumstances(
-                os.getcwd(),
-                sys.path,
-                call.sources(),
-                was_left=self._was_left,
-                seeds_again=seeds_again,
-            )
-            self._calls.write(circumstances, call.parts)
+            self._calls.write(call, was_left=self._was_left, seeds_again=seeds_again)
             self._was_left = False
             group.send(worker.RUN, group.run)
             try:
@@ -264,8 +247,7 @@ class Session:
                 if failure is None:
                     self._wait_for_prompts()
                     return outcome(group)
-                ended = "a core was ended by SIGTERM" if failure.is_sigterm else ""
-                text = self._recover(ended)
+                text = self._recover("a core was ended by SIGTERM" if failure.is_sigterm else "")
             except BaseException as error:
                 is_handled = isinstance(error, TpukitError | LaunchInterrupted)
                 if isinstance(error, KeyboardInterrupt) and not is_handled:
@@ -287,21 +269,19 @@ class Session:
 
     def _drew_unequally(self) -> bool:
         """Return whether the cores' shared random numbers differed at the end of the last run."""
-        places = self._group.places.values()
-        drawn = {place.numbers for place in places if place.numbers is not None}
-        return len(drawn) > 1
+        drawn = {place.numbers for place in self._group.places.values()}
+        return len(drawn - {None}) > 1
 
     def _wait_for_prompts(self) -> None:
         """Wait until the cores that have returned are ready for the next run."""
-        recovery = _Recovery(self._group)
-        if not recovery.wait_for_prompts():
-            self._end(recovery.why_not())
+        why_it_ends = _Recovery(self._group).wait_for_prompts()
+        if why_it_ends:
+            self._end(why_it_ends)
 
     def _recover(self, why_it_ends: str = "") -> str:
         """Bring every core back to its prompt, or end the session; return the outcome as text."""
-        recovery = _Recovery(self._group)
         try:
-            why_it_ends = why_it_ends or recovery.bring_back()
+            why_it_ends = why_it_ends or _Recovery(self._group).bring_back()
         except KeyboardInterrupt:
             why_it_ends = "it was interrupted again before all cores were back"
         if why_it_ends:
@@ -367,7 +347,7 @@ class _Recovery:
         raised: set[int] = set()
         next_question = 0.0
         is_last_call = False
-        while not self._are_at("prompt") and self._seconds() < self._limit_seconds():
+        while self._away() and self._seconds() < self._limit_seconds():
             time.sleep(_LOOK_SECONDS)
             if not is_last_call and self._seconds() > self._limit_seconds() - _RAISE_SECONDS:
                 # Send RAISE again: after the first, `fit` only ends its step, and did not manage.
@@ -382,8 +362,11 @@ class _Recovery:
             if len(group.places) < len(group.ranks):
                 continue  # some cores have not reported yet
             furthest = max(place.passed for place in group.places.values())
-            away = {rank for rank in group.ranks if not group.is_at(rank, "prompt")}
-            are_together = all(self._waits_at(rank, furthest) for rank in away)
+            away = self._away()
+            are_together = all(
+                group.is_at(rank, "paused") and group.places[rank].passed == furthest
+                for rank in away
+            )
             has_one_left = len(away) < len(group.ranks)
             is_late = self._seconds() > _RAISE_SECONDS and self._may_leave_here()
             if are_together or has_one_left or is_late or is_last_call:
@@ -393,44 +376,35 @@ class _Recovery:
                 # The others run on to it: its collective waits for them.
                 limit = furthest
                 group.send(worker.LIMIT, limit)
-        return self._why_it_ends()
+        if not self._away() and not self._may_leave_here():
+            return "the cores stopped at different steps, so a collective may be half done"
+        return self._why_not()
+
+    def wait_for_prompts(self) -> str:
+        """Wait for the prompts of cores that have returned; return as `bring_back`."""
+        while self._away() and self._seconds() < _PROMPT_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+            self._group.read()
+        return self._why_not()
+
+    def _why_not(self) -> str:
+        away = self._away()
+        if not away:
+            return ""
+        return f"core {min(away)} did not come back within {self._limit_seconds():g} seconds"
+
+    def _away(self) -> set[int]:
+        """Return the cores that are not at their prompts."""
+        return {rank for rank in self._group.ranks if not self._group.is_at(rank, "prompt")}
 
     def _may_leave_here(self) -> bool:
         """Return whether no core waits in a graph for a core that has passed fewer boundaries."""
         places = self._group.places.values()
-        return self._are_level() or all(place.is_clean for place in places)
-
-    def _are_level(self) -> bool:
-        return len({place.passed for place in self._group.places.values()}) == 1
+        are_level = len({place.passed for place in places}) == 1
+        return are_level or all(place.is_clean for place in places)
 
     def _limit_seconds(self) -> float:
         return SAVE_SECONDS if self._group.core_0_saves else _PROMPT_SECONDS
-
-    def wait_for_prompts(self) -> bool:
-        """Wait until cores that have returned are at their prompts; return whether all are."""
-        while not self._are_at("prompt") and self._seconds() < _PROMPT_SECONDS:
-            time.sleep(_LOOK_SECONDS)
-            self._group.read()
-        return self._are_at("prompt")
-
-    def why_not(self) -> str:
-        """Return which core is not at its prompt."""
-        group = self._group
-        away = [rank for rank in group.ranks if not group.is_at(rank, "prompt")]
-        return f"core {away[0]} did not come back within {self._limit_seconds():g} seconds"
-
-    def _why_it_ends(self) -> str:
-        if not self._are_at("prompt"):
-            return self.why_not()
-        if not self._may_leave_here():
-            return "the cores stopped at different steps, so a collective may be half done"
-        return ""
-
-    def _are_at(self, place: str) -> bool:
-        return all(self._group.is_at(rank, place) for rank in self._group.ranks)
-
-    def _waits_at(self, rank: int, passed: int) -> bool:
-        return self._group.is_at(rank, "paused") and self._group.places[rank].passed == passed
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

@@ -94,8 +94,7 @@ class _SessionCore:
         self._is_main_thread = threading.current_thread() is threading.main_thread()
         self._runs: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._reporting = threading.Lock()
-        self._run = 0
-        self._begun = 0  # the run in which this core is ready to call the function
+        self._run = 0  # the last that this core was ready to begin
         self._is_at_prompt = False
         self._is_in_function = False
         self._is_stopped = False
@@ -116,13 +115,12 @@ class _SessionCore:
         """Run the functions of the session, until the process ends."""
         _cores.append(self)
         channel.pickle_with(serialization.Pickler)
-        self._worker.on_command = _obey
+        self._worker.on_command.append(self._obey)
         self._core.internal.send(messages.Result(self._core.rank, None))  # of run 0, the start
         self._wait_at_prompt()
         (memory,) = (cores.memory for cores in self._worker.cores if cores.core is self._core)
         while True:
-            self._run = self._runs.get()
-            self._begin_run(memory)
+            self._begin_run(self._runs.get(), memory)
             has_returned = worker.run_function(self._core, memory, self._call)
             if not has_returned:
                 self._clean_up()
@@ -137,7 +135,7 @@ class _SessionCore:
             self._worker.finished.set()
         self._report()
 
-    def _begin_run(self, memory: OwnMemory) -> None:
+    def _begin_run(self, run: int, memory: OwnMemory) -> None:
         """Reset the state of a run, and wait until every core of this process has done so."""
         self._is_at_prompt = False
         self._is_stopped = False
@@ -151,10 +149,10 @@ class _SessionCore:
             self._set_signals()
         reset_peak_memory()
         memory.begin()
-        self._begun = self._run
+        self._run = run
         # Streams and most settings belong to the process: the other core's function may change
         # them as soon as it runs.
-        while any(core._begun != self._run for core in _cores):
+        while any(core._run != run for core in _cores):
             time.sleep(_POLL_SECONDS)
 
     def _set_signals(self) -> None:
@@ -170,9 +168,9 @@ class _SessionCore:
             if self._is_stopped:  # RAISE came before this call, so its SIGINT had no effect
                 raise RunStopped
             call = self._calls.read()
-            self._prepare(call.circumstances)
+            self._prepare(next(call))
             with _turn:
-                fn, args = call.deserialize()
+                fn, args = next(call)
             remember(fn, args)
             for line in serialization.of_earlier_classes(core.state, fn):
                 core.print(line)
@@ -219,7 +217,7 @@ class _SessionCore:
             self._is_in_function = False  # a second SIGINT must not interrupt the unwinding
             raise RunStopped
 
-    def obey(self, command: bytes, number: int) -> None:
+    def _obey(self, command: bytes, number: int) -> None:
         """Obey a command of the kernel; called in the thread that reads commands."""
         match command:
             case worker.RUN:
@@ -260,26 +258,14 @@ class _SessionCore:
         import torch
 
         core = self._core
+        is_clean = core.backend.can_reopen and not torch.distributed.is_initialized()
+        numbers = self._shared_numbers
         with self._reporting:  # both threads report, and an older report must not arrive last
             place = "paused" if self._point.is_paused else "running"
             if self._is_at_prompt:
                 place = "prompt"
-            has_default_group = torch.distributed.is_initialized()
-            core.internal.send(
-                messages.At(
-                    core.rank,
-                    self._run,
-                    place,
-                    passed=self._point.passed,
-                    is_clean=core.backend.can_reopen and not has_default_group,
-                    numbers=self._shared_numbers,
-                )
-            )
-
-
-def _obey(command: bytes, number: int) -> None:
-    for core in _cores:
-        core.obey(command, number)
+            at = messages.At(core.rank, self._run, place, self._point.passed, is_clean, numbers)
+            core.internal.send(at)
 
 
 def _torch_settings() -> list[tuple[Callable, object]]:

@@ -114,7 +114,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent dies, which frees the chip.
+    """Let Linux kill this process when its parent dies, so that the chip becomes free.
 
     Args:
         parent: the process ID of the parent.
@@ -142,10 +142,11 @@ def _die_with_process(parent: int) -> None:
 
 
 def tie_children() -> None:
-    """Let future children of this process die with it, without its signal handlers.
+    """Let future children of this process end with it, and reset their signal handlers.
 
-    These are the processes of a DataLoader or of a pool. They freeze the garbage collector: to
-    destroy an object of this process may mean to wait for a thread, which a fork does not have.
+    These are the processes of a DataLoader or of a pool. In them, the garbage collector ignores the
+    objects of this process. Destroying such an object may wait for one of this process's threads,
+    and a fork has none of these threads.
 
     SIGTERM is blocked across the fork. A pool ends its processes with SIGTERM, some of them right
     after their fork. Such a process would still have this worker's handler, and would write into

@@ -171,7 +171,7 @@ def refuse_one_process_variables(
         left = [f"{name}={environ[name]}" for name in names]
         pops = ", ".join(f'"{name}"' for name in names)
         raise InvalidValueError(
-            f"{names[0]} gives a process a part of the chips, and this run uses all of them",
+            f"{names[0]} limits a process to a part of the chips, but this run uses all of them",
             found=f"{', '.join(left)}, which every worker would inherit",
             fix=f"for name in ({pops},): os.environ.pop(name), then launch; or cores=1",
         )
@@ -201,8 +201,8 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
             "the notebook has called xr.use_spmd(), which every worker would inherit",
             found=f"XLA_USE_SPMD={environ['XLA_USE_SPMD']}, which gives all chips to one process",
             fix=(
-                f"{how_to_restart(host)}, without that call; launch(..., "
-                'shard="fsdp") calls it in a separate process'
+                f"{how_to_restart(host)}, and leave out that call; to use all chips from one "
+                'process: launch(..., shard="fsdp")'
             ),
         )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
@@ -210,9 +210,9 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
         raise RuntimeInUseError(
             f"this kernel has started the {' and the '.join(started)} "
             "runtime, and a fork of it cannot start its own",
-            found="an earlier cell did it; these calls start a runtime, imports do not: "
-            "torch_xla.device(),\nxm.xla_device(), xr.world_size(), xm.master_print(), "
-            "met.metrics_report(), torch_xla.sync(),\ntorch_xla.manual_seed(), .cuda(); and, if "
-            "torch_tpu is loaded, .backward(), unless setup() came before `import torch`",
+            found="an earlier cell has started it; an import does not start a runtime, but these "
+            "calls do:\ntorch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print(), "
+            "met.metrics_report(),\ntorch_xla.sync(), torch_xla.manual_seed(), .cuda(); and "
+            ".backward(),\nif torch_tpu was loaded without a call of setup() before `import torch`",
             fix=f"{how_to_restart(host)}, and keep such calls inside the worker function",
         )

@@ -102,8 +102,8 @@ class Watchdog:
         limits: the seconds after which a run without progress hangs.
         busy_seconds: returns the processor time so far of a rank's process, in seconds.
         timeout: seconds that the run may take; None for no limit.
-        in_graph: True if cores may also wait for each other when they read a tensor, which no
-            heartbeat reports.
+        in_graph: True if cores may also wait for each other when they read a tensor. Heartbeats do
+            not report such a wait.
         waits_idle: True if a core that waits in a collective uses no processor.
         others: True if the run has more cores on other hosts. Cores of this host may wait for
             those cores, which the launch on their own host watches.
@@ -141,7 +141,7 @@ class Watchdog:
         *,
         waits_outside: bool = False,
     ) -> None:
-        """Record a report; a change of it starts the clock of the core again.
+        """Record a report of a core; if it differs from the last one, the core made progress.
 
         Args:
             rank: the core.

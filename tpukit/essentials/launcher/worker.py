@@ -363,8 +363,8 @@ class _Worker:
     Attributes:
         cores: the cores of this process that have started.
         finished: set while no core is in a worker function: every one has returned or failed.
-        on_command: called with a session's command and its number, in the thread that reads
-            commands.
+        on_command: functions, one per core, that are called with each command of a session and
+            its number, in the thread that reads commands.
     """
 
     def __init__(self, pipes: WorkerPipes):
@@ -372,7 +372,7 @@ class _Worker:
         self.sender = Sender(pipes.messages)
         self.cores: list[StartedCore] = []
         self.finished = threading.Event()
-        self.on_command: Callable[[bytes, int], None] = lambda command, number: None
+        self.on_command: list[Callable[[bytes, int], None]] = []
 
     def rank_here(self) -> int:
         """Return the rank of the core in this thread, else the lowest rank of the process."""
@@ -419,8 +419,8 @@ class _Worker:
                     break
                 if command == SEND_STACKS:
                     self._send_stacks()
-                else:
-                    self.on_command(command, number)
+                for obey in self.on_command:
+                    obey(command, number)
         # The kernel sends GO when it has all results of this process. The main thread may still be
         # in the few lines between sending its result and `finished`.
         seconds = signals.DONE_SECONDS if command == GO else 0

@@ -388,7 +388,7 @@ class WorkerGroup:
             self._read(process)
 
     def _worker_of(self, rank: int) -> WorkerProcess:
-        """Return the process of a rank; a possible process if the rank has not reported."""
+        """Return the process of a rank; if the rank has not reported, one that may have it."""
         for process in self.workers:
             if rank in process.started:
                 return process
@@ -442,7 +442,7 @@ class WorkerGroup:
                 process.terminate()
 
     def end(self) -> None:
-        """End every process: at once if it is done, else after its `finally` blocks."""
+        """End every process; an unfinished worker function gets time for its `finally` blocks."""
         try:
             self.tell_to_end()
             # `signals` documents the steps and the times of the end.

@@ -121,5 +121,5 @@ class WorkerOutput:
 
 
 def _text(line: bytes | bytearray) -> str:
-    """Return a line as text; of a line with "\\r", the part after the last one."""
+    """Return a line as text, from its last "\\r" on; a progress bar has one before each state."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]

@@ -130,7 +130,7 @@ class WorkerProcess:
         return self.process.exitcode is not None
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process without its children, which its last step may need."""
+        """Send SIGTERM to the process only; its last step may still need its child processes."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
 
