@@ -193,9 +193,12 @@ NEEDS = {
 }
 
 PROBE = """
-import json, sys, psutil
+import contextlib, json, sys, psutil
 xla = sys.modules.get("torch_xla")
-children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+children = []
+for child in psutil.Process().children(recursive=True):
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since, as a job may
+        children.append(" ".join(child.cmdline()))
 print(json.dumps({
     # Python's own, one a kernel; and torch 2.8's, which the import of Lightning starts in the notebook that has it.
     "processes": [one for one in children if not ("resource_tracker" in one or "/_inductor/compile_worker/" in one)],

@@ -137,7 +137,7 @@ def test_a_state_of_other_batches_is_refused_within_an_epoch(change, message):
     next(iter(saved))
     other = ranks(1, **{**SHUFFLED, **change})[0]
     with pytest.raises(
-        ValueError, match=f"(?s){message}.*fix: .*use the values that it was saved with"
+        ValueError, match=f"(?s){message}.*fix: .*use the settings of the saved run"
     ):
         other.load_state_dict(saved.state_dict())
 

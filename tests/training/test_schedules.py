@@ -238,7 +238,7 @@ def test_a_rate_on_the_device_is_refused_since_it_would_be_copied_to_the_host_ev
             constant(optimizer)
         return str(raised.value)
 
-    assert "fix:   lr=0.1" in launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
+    assert "such as lr=0.1" in launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
 
 
 @pytest.mark.xla

@@ -52,7 +52,8 @@ class ShardedTpu(Tpu):
         if self.chips != chips:
             raise TpukitRuntimeError(
                 f"the process has {self.chips} chips, and the launch needs {chips}",
-                fix="stop other programs on the chips, and unset variables that divide the chips",
+                fix="stop other programs on the chips, and unset the environment variables that "
+                "give a process a part of the chips: TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS",
             )
         self.device = torch_xla.device()
         self.real = torch.float32

@@ -24,14 +24,16 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
     The file is a JPEG, a PNG or of another kind that Pillow can open.
     The image is turned as its EXIF orientation says, transparent pixels become white, and only the
-    first of several pages or frames is decoded. An image that is stored with a mask becomes
-    (H, W, 4): the fourth channel has the class numbers, resized by nearest neighbour.
+    first of several pages or frames is decoded. If `pack` stored a mask in the
+    file, the result is (H, W, 4): the fourth channel has the mask's class numbers, resized by
+    nearest neighbour.
 
     With `exact`, the pixels are equal to those of
     `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
-    `exact`, the JPEG decoder scales the image to the next multiple of 1/8 above `size`, and
-    Pillow's bilinear filter does the rest. This is three times as fast, and the pixels differ by
-    1.6 grey levels on average (from 256 to 128 pixels).
+    `exact`, the JPEG decoder first scales the image to an eighth, two eighths or more of its own
+    size: to the smallest of these that is at least `size`. Pillow's bilinear filter does the rest.
+    This is three times as fast, and the pixels differ by 1.6 grey levels on average (from 256 to
+    128 pixels).
 
     `decode` calls a JPEG damaged if libjpeg gives a warning. Pillow alone does not notice all
     damage: it opened all of 101 JPEGs in whose data 512 bytes had been set to zero.
@@ -82,7 +84,7 @@ def _finish_with_pillow(data: bytes, pixels, size: tuple[int, int] | None, form:
     """Return the pixels at `size`. If `pixels` is None, decode the image first."""
     if pixels is None:
         image = _decode_any(data, form)
-    else:  # simplejpeg has scaled it to the next multiple of 1/8 above `size`
+    else:  # simplejpeg has scaled it to n/8 of its own size, at least `size`
         image = as_image(pixels)
     if form.mode == "L":
         image = image.convert("L")

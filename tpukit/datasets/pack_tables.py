@@ -85,7 +85,7 @@ def load_table(source, *, words: Sequence):
         raise InvalidValueError(
             f"{source} is empty",
             found=error,
-            fix="check how it was made; its first line has the names of the columns",
+            fix="save the table again; the first line must have the names of the columns",
         ) from error
     except pandas.errors.ParserError as error:
         # For instance, a line has more fields than the first ones, or a quotation mark has no end.

@@ -132,8 +132,8 @@ def auroc_table(
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
         raise InvalidValueError(
-            f"labels, probabilities and names must describe the same labels, got {shapes}",
-            fix="one name for each column, and one probability for each label",
+            f"labels and probabilities must have equal shapes, and a name per column, got {shapes}",
+            fix="labels (N, L), probabilities (N, L) and L names",
         )
     check_yes_or_no(labels)
     if groups is not None:

@@ -144,9 +144,10 @@ class Names:
         return full and f"{full}{dot}{rest}"
 
     def binding(self, node: ast.AST) -> Binding | None:
-        """Return the binding that gave the root of a name its value; None if nothing binds it.
+        """Return the binding of the first part of a name, `a` of `a.b.c`; None if there is none.
 
-        It is the last one before the name, in the innermost scope that has any.
+        If several scopes bind this part, the innermost scope counts. If this scope binds it several
+        times, the last binding before the name counts.
         """
         root = dotted(node).partition(".")[0]
         everywhere = self.bindings.get(root, [])

@@ -35,8 +35,8 @@ class Edit(NamedTuple):
 class SafeFixes:
     """Find the edits that repair a finding.
 
-    The methods return None if no edit is safe, and [] if an edit of another finding repairs this
-    finding, too.
+    The methods return None if no edit is safe, and [] if the edit for another finding also
+    repairs this one.
     """
 
     def __init__(self, names: Names):

@@ -99,7 +99,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """The stored values of a CT slice, and what is needed to convert and turn them."""
+    """The stored values of a CT slice, with its scale in Hounsfield units and its orientation."""
 
     codes: object  # (H, W) uint16, the stored values modulo 65,536
     scale: Scale

@@ -136,7 +136,7 @@ def record(
     timeout: float | None = 900.0,
     progress: str | None = None,
 ) -> Recording:
-    """Run `fn(core, *args)` as core 0 of a simulated chip until its step repeats.
+    """Run `fn(core, *args)` as core 0 of a simulated chip until it runs the same step again.
 
     The function runs in a process of its own, as in a launch, and with the same data. The simulator
     does not compute large graphs: losses and all other values from the device are zeros.

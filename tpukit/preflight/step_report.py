@@ -576,10 +576,10 @@ def preflight(
 ) -> Preflight:
     """Compile a worker function's training step for a TPU, on a machine without one.
 
-    The function runs as core 0 of that TPU until its step repeats, without large computations; see
-    `tpukit.preflight.recording.record`. Then libtpu, the TPU's own compiler, compiles the step in a
-    separate process. That takes seconds to minutes, but only once per graph, because results are
-    cached in the user's cache folder.
+    The function runs in a simulation of core 0 of that TPU, until it runs the same step again. The
+    simulation does not compute large graphs: see `tpukit.preflight.recording.record`. Then libtpu,
+    the TPU's own compiler, compiles the step in a separate process. That takes seconds to minutes,
+    but only once per graph, because results are cached in the user's cache folder.
 
     Your files do not change: `core.save` and `fit` write nothing. If the function itself writes to
     a file outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the
@@ -590,7 +590,7 @@ def preflight(
         *args: further arguments of `train`.
         chip: the name of the TPU, such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
         shard: as in `launch`: "fsdp" to use all chips as a single core; None for data parallelism.
-            With "fsdp", large arrays of the function have a shape, but no memory.
+            With "fsdp", large arrays have a shape but no values, so they need no memory.
         libtpu: the version of the compiler: "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for
             the version that belongs to this machine's torch. `tpukit.preflight.fetch_libtpu`
             downloads it.
@@ -599,9 +599,9 @@ def preflight(
             unknown.
         prices: dollars per hour by the name of the chip, such as {"v5e-8": 9.6}, to replace list
             prices; None for the list prices.
-        keep: a folder for the compiled step, to copy to a machine with such a TPU and to use there
-            as `launch(..., compile_cache=folder)`; None for no folder. Not tested on hardware: see
-            docs/compilation_cache.md.
+        keep: a folder in which the compiled step is saved; None for no folder. You can copy the
+            folder to a machine with such a TPU, and pass it to `launch(compile_cache=folder)`. Not
+            tested on hardware: see docs/compilation_cache.md.
         progress: as in `launch`.
         timeout: the limit in seconds for the recording, and again for the compiler. None for 900 s
             for the recording, and no limit for the compiler.

@@ -114,7 +114,7 @@ class RecordingTpu(_Recording, Tpu):
 
     @staticmethod
     def part_of(shape: tuple) -> tuple:
-        """Return the shape of a chip's part of a batch; here a chip gets all of it."""
+        """Return the shape of a chip's part of a batch: the shape of the whole batch."""
         return shape
 
 

@@ -125,7 +125,7 @@ class _Bucket:
                 f"the settings in {self} cannot be read or written",
                 found=f"{type(error).__name__}: {error}",
                 fix="check the address, and that this machine may write there; "
-                "or backup_dir=None, if `Checkpoints` has no backup either",
+                "or leave out backup_dir= here and in `Checkpoints`",
             ) from error
 
 

@@ -232,7 +232,7 @@ def _html_and_text(figure: Figure, include=None, exclude=None) -> tuple[dict, di
 
 
 def lines(texts: Iterable[str]) -> float:
-    """Return the height in inches that the text with the most lines needs below an image."""
+    """Return the space below each image in inches: enough for the text with the most lines."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
     if not count:
         return 0.0

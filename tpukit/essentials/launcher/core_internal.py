@@ -219,9 +219,10 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def in_graph(self, name: str) -> Iterator[None]:
-        """Mark a wait for the device in the `with` block.
+        """Report that the core waits for the device, while the `with` block runs.
 
-        If the device's graph contains collectives, this is also a wait for the other cores.
+        If the device's graph contains collectives, the core also waits for the other cores. If one
+        of them never comes, the watchdog's error then says what this core waits for: `name`.
         """
         if not self._core.backend.in_graph or self.activity.waiting is not None:
             yield

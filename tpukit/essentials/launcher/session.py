@@ -451,8 +451,8 @@ def _refuse_without_forks(topology) -> None:
     if topology.processes == 0:
         raise InvalidValueError(
             "a session needs worker processes, and this system cannot fork",
-            fix="tpukit.launch(train), which runs one core in the kernel; or use Linux, or WSL on "
-            "Windows",
+            fix="tpukit.launch(train), which runs one core in the notebook's own process; or use "
+            "Linux, or WSL on Windows",
         )
 
 

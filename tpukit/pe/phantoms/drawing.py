@@ -85,9 +85,9 @@ def phantom(
             uncompressed.
         masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
-        short: True for emboli of 2 to 6 mm along the body, which are on two or three slices of an
-            exam of 150, like many real emboli. False for emboli that span a third of the exam or
-            more.
+        short: True for emboli that are 2 to 6 mm long, measured from head to feet, as many real
+            emboli are. In an exam of 150 slices, each is on two or three slices. False for emboli
+            on a third of the slices or more.
         workers: the number of processes that draw; None for one per CPU.
         progress: as for `tpukit.pack`.
 
