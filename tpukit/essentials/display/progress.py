@@ -221,9 +221,8 @@ class Line(Screen):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_on_screen = (
-            False  # whether the terminal's last line is a status without line break
-        )
+        # Whether the terminal's last line is a status without a line break.
+        self._is_on_screen = False
 
     def line(self, text: str) -> None:
         """Print a whole line above the status."""
