@@ -102,7 +102,8 @@ class Core:
             **values: by name, numbers (also numpy's) or one-element tensors.
 
         Raises:
-            InvalidTypeError: a value is not a number or a one-element tensor.
+            InvalidTypeError: `step` is not a number, or a value is neither a real number nor a
+                one-element tensor.
         """
         self.internal.output.log(step, values)
 
@@ -164,10 +165,16 @@ class Core:
         Raises:
             OutOfSyncError: the cores pass modules with different layers, shapes or settings.
             InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`,
-                another library has already sharded the module.
+                another library has already sharded the module; `allow_different` is a text.
             InvalidValueError: a lazy layer has no weights yet.
         """
         refuse_scripted(module)
+        if isinstance(allow_different, str):  # its letters would be patterns, and "*" is for all
+            raise InvalidTypeError(
+                "allow_different must be a list of patterns",
+                found=f"the text {allow_different!r}",
+                fix=f"core.model(model, allow_different=[{allow_different!r}])",
+            )
         # Compare before the first weight is sent: with different models the broadcast would hang.
         self.internal.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
@@ -640,7 +647,7 @@ def _copy(module):
                 computed[id(value)] = value.detach()  # deepcopy refuses tensors with a history
     try:
         return copy.deepcopy(module, computed)
-    except TypeError as error:  # a lock, an open file
+    except (TypeError, RuntimeError) as error:  # a lock; a list of tensors with a history
         raise InvalidTypeError(
             f"core.model makes a copy, but a part of this {type(module).__name__} cannot be copied",
             found=error,

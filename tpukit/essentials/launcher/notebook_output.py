@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from tpukit.essentials.display import InvalidTypeError, running_shell
+from tpukit.essentials.display import InvalidTypeError, check_number, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
@@ -68,6 +68,7 @@ class NotebookOutput:
         """Record numbers, as `Core.log` documents."""
         if step is None:
             step = self._logged_step + 1
+        check_number("step", step, fix="core.log(loss=loss), or core.log(**losses) for a dict")
         self._logged_step = step
         if not self._is_main:
             return
