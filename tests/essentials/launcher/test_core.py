@@ -400,6 +400,7 @@ def test_gather_in_order_is_every_sample_once():
         (lambda core: core.log(note="text"), "got note = str"),
         (lambda core: core.log(note="3"), "got note = str"),
         (lambda core: core.log({"loss": 1.0}), "step must be a number, got {'loss': 1.0}"),
+        (lambda core: [*core.progress([], 5)], r"got 5(.|\n)*core.progress\(\.\.\., total=5\)"),
         (
             lambda core: core.model(small_net(True), allow_different="*.counts"),
             r"allow_different=\['\*.counts'\]",

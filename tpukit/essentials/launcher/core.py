@@ -93,8 +93,8 @@ class Core:
         """Record numbers of core 0 for the live curve and `Run.log`.
 
         Calls on other cores have no effect. A logged tensor stays on the device. tpukit copies
-        several of them together, at most four times per second, so logging in every step does not
-        make the chip wait. Do not change a logged tensor in place.
+        several of them together, at most four times per second and at the end of a loop. So logging
+        in every step does not make the chip wait. Do not change a logged tensor in place.
 
         Args:
             step: position on the x axis. None for the step of the last call plus 1; the first
@@ -129,7 +129,8 @@ class Core:
             iterable: anything. For `core.batches(...)` the bar also shows the samples per second of
                 all cores.
             label: name of the bar; the same label starts the same bar again. None shows no bar.
-            total: number of items; None for the iterable's length, if it has one.
+            total: number of items, including `start`. None for `start` plus the iterable's length,
+                if it has one.
             start: number of items that were done before, in a resumed loop.
             unit: unit of the rate, such as "images". None gives "samples" for `core.batches(...)`.
                 For any other iterable it gives the label if that ends with "s", otherwise "steps".
@@ -389,7 +390,7 @@ class Core:
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
-                are sparse.
+                are sparse; on a TPU, the cores use different layers.
             OutOfSyncError: the cores train different parameters.
         """
         import torch
@@ -468,8 +469,8 @@ class Core:
             op: "sum", "mean", "min" or "max".
 
         Raises:
-            InvalidValueError: `op` is unknown; the shapes or dtypes differ between the cores; or
-                the tensor is complex and `op` is "min" or "max".
+            InvalidValueError: `op` is unknown; the tensor is complex and `op` is "min" or "max";
+                or, in a dry run, the shapes or dtypes differ between the cores.
         """
         if op not in _REDUCTIONS:
             raise InvalidValueError(

@@ -101,6 +101,11 @@ class NotebookOutput:
         unit: str | None,
     ) -> Iterator:
         """Yield the items of an iterable and show a bar, as `Core.progress` documents."""
+        if not isinstance(label, str | None):
+            raise InvalidTypeError(
+                f"the label of core.progress must be a text or None, got {label!r}",
+                fix=f"core.progress(..., total={label!r}) for the number of items",
+            )
         if total is None:
             with contextlib.suppress(TypeError):  # a DataLoader may have a `__len__` that raises
                 total = start + len(iterable)
