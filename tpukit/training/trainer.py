@@ -27,6 +27,7 @@ from tpukit.essentials.display import InvalidTypeError, counted
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
+from tpukit.training.adam_state import adam_state_created
 from tpukit.training.batch import FurtherParts, kind_of_samples
 from tpukit.training.built_with import check_length
 from tpukit.training.checks import (
@@ -448,12 +449,16 @@ class Trainer:
             self.core.same_seed(*at.seed_words)
         lr = self.step.lr  # read before the step, because a scheduler changes it at the step's end
         self.time_limit.update(save_is_due=self.core.is_main and self.state.is_due)
-        local, reduced = self.step(
-            number,
-            tuple(sent.tensors for sent in group),
-            self.time_limit.flags,
-            is_last=at.in_epoch + 1 == at.steps_per_epoch,
-        )
+        creating = contextlib.nullcontext()
+        if is_first:
+            creating = adam_state_created(self.core, self.step.optimizer)
+        with creating:
+            local, reduced = self.step(
+                number,
+                tuple(sent.tensors for sent in group),
+                self.time_limit.flags,
+                is_last=at.in_epoch + 1 == at.steps_per_epoch,
+            )
         self._report_unequal(len(group))
         at.step += 1
         at.in_epoch += 1

@@ -144,6 +144,20 @@ def test_the_fixes_work_for_options_of_augment():
 # Batches
 
 
+def test_the_fix_works_for_samples_with_a_mask():
+    def sample(name):
+        return {"image": torch.zeros(3), name: torch.ones(2, 2)}
+
+    with fixes(
+        'feeds: mask=True adds the entry "mask" to a batch, and the samples have ...'
+    ) as fix:
+        all_of(core.batches([sample("mask")] * 3, batch_size=2, mask=True))
+    named = fix.code(r'(?<=call it )"\w+"')
+    (batch, _) = all_of(core.batches([sample(named)] * 3, batch_size=2, mask=True))
+    assert (batch[named].shape, batch["mask"].tolist()) == ((2, 2, 2), [True, True])
+    all_of(core.batches([sample("mask")] * 3, batch_size=2, mask=False))
+
+
 def test_the_fixes_work_for_datasets():
     stream = Stream()
     with fixes("batches: a {} can only be read in order, so samples cannot be chosen ...") as fix:

@@ -160,7 +160,9 @@ class CoreStates:
             return f"waiting, each for the other: {each}, for {seconds}"
         if self._states[waiting[0]].doing == "running":
             return f"running the step on the device, for {seconds}"
-        who = "all cores" if len(waiting) > 1 else "core 0"
+        who = self._who(waiting)
+        if len(waiting) == len(self.ranks) > 1:
+            who = "all cores"
         return f"{who} in {calls[waiting[0]]}() for {seconds}"
 
     def _compiling_text(self, compiling: Sequence[int], running: Sequence[int], now: float) -> str:

@@ -5,6 +5,7 @@ messages, and the kernel draws it. Sending does not wait for the device, except 
 are copied from it at most four times per second.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -99,8 +100,9 @@ class NotebookOutput:
         unit: str | None,
     ) -> Iterator:
         """Yield the items of an iterable and show a bar, as `Core.progress` documents."""
-        if total is None and hasattr(iterable, "__len__"):
-            total = start + len(iterable)
+        if total is None:
+            with contextlib.suppress(TypeError):  # a DataLoader may have a `__len__` that raises
+                total = start + len(iterable)
         is_shown = self._is_main and label is not None
         if is_shown:
             self.flush()  # the rows logged before this loop do not belong to it
@@ -171,7 +173,7 @@ def _loggable(name: str, value: object) -> object:
     """Return a value of `core.log` as a number, or as a tensor that is still on the device."""
     import torch
 
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.detach()
         return value.item() if value.device.type == "cpu" else value
     # A larger int has no float; NaN and infinity go through `_as_float`, which returns them.
@@ -184,7 +186,7 @@ def _as_float(name: str, value: object) -> float:
     """Return the float of a number or of an array with one element.
 
     Raises:
-        InvalidTypeError: it is not a number and not an array with one element.
+        InvalidTypeError: it is not a real number and not an array with one real number.
     """
     try:
         if hasattr(value, "item"):  # first, since numpy warns if float() gets an array
@@ -199,7 +201,7 @@ def _as_float(name: str, value: object) -> float:
     shape = tuple(getattr(value, "shape", ()))
     kind = f"{type(value).__name__}{shape or ''}"
     raise InvalidTypeError(
-        f"core.log supports numbers and one-element tensors, got {name} = {kind}",
+        f"core.log supports real numbers and one-element tensors, got {name} = {kind}",
         fix=f"{name}.mean(), or return it from the worker",
     ) from cause
 

@@ -16,6 +16,7 @@ that reports is blocked.
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
@@ -64,7 +65,7 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
         value: the value.
         fix: the line that the message advises.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not value > 0:  # not `value <= 0`, which would accept NaN
         raise InvalidValueError(
             f"{name} must be a number of seconds above 0, got {value!r}", fix=fix
