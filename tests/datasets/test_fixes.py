@@ -142,19 +142,25 @@ def test_the_fixes_work_for_packages_that_are_missing():
 
     with (
         fixes("packing: simplejpeg is not installed, and pack needs it to ...") as fix,
-        mock.patch.object(packing, "jpeg_decoder", return_value=None),
+        mock.patch.dict(sys.modules, {"simplejpeg": None}),
     ):
         quietly(items())
     assert "%pip install simplejpeg" in fix
     quietly(items())
 
 
+def test_the_fix_works_for_no_folder():
+    with fixes("packing: folder= names no folder") as fix:
+        pack(items(), [], progress="off")
+    assert len(pack(items(), re.search('"(.*)"', fix.text)[1], progress="off"))
+
+
 def test_the_fixes_work_for_a_decoder_that_is_missing():
     def prints(**modules):
-        decoding.jpeg_decoder.cache_clear()
+        decoding._warn_slower.cache_clear()
         with mock.patch.dict(sys.modules, modules), mock.patch.object(builtins, "print") as printed:
             decoding.jpeg_decoder()
-        decoding.jpeg_decoder.cache_clear()
+        decoding._warn_slower.cache_clear()
         return printed.call_args[0][0] if printed.called else ""
 
     with fixes("decoding: {}") as fix:

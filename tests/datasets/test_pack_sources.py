@@ -25,6 +25,7 @@ from tpukit.datasets import checked_files  # noqa: E402
 from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
+from tpukit.datasets.source_files import find_changed, look_at  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
@@ -88,6 +89,20 @@ def test_a_folder_that_was_moved_or_copied_is_the_same(tmp_path):
     fill(tmp_path / "b")
     os.utime(tmp_path / "b" / "cat" / "1.bmp", ns=(5, 5))
     assert pack(tmp_path / "b", tmp_path / "out", **QUIET).digest == made.digest
+
+
+def test_the_number_of_files_that_were_compared_is_told(tmp_path, capsys):
+    before = look_at([""] * 101, str(tmp_path))
+    before["size"] = 1
+    now = before.copy()
+    now["time"] += 1
+    compared = []
+    assert find_changed(before, now, None, lambda row: compared.append(row) or True) is None
+    said = capsys.readouterr().out
+    assert (
+        f"pack: 101 files have other times or paths than when they were packed; {len(compared)}"
+        in said
+    )
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a table"])
@@ -278,6 +293,15 @@ def test_a_pack_without_its_source_may_be_in_any_of_several_folders(tmp_path):
         pack(source, places, labels="age", **QUIET)
     with pytest.raises(FileExistsError, match="groups none, asked for a list"):
         pack(source, places, labels="species", groups=["p"] * 1000, **QUIET)
+
+
+def test_folders_and_names_are_read_once_from_an_iterator(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    places = [tmp_path / "a", tmp_path / "b"]
+    made = pack(source, iter(places), labels=iter(["species"]), classes=iter("ab"), **QUIET)
+    assert (made.folder, made.classes) == (places[0], ["a", "b"])
+    with pytest.raises(ValueError, match="folder= names no folder"):
+        pack(source, [], labels="species", **QUIET)
 
 
 def without_arguments(folder):

@@ -311,6 +311,7 @@ def grey(**options):
 REFUSED = {
     "a size of three": (lambda: decode(b"", (1, 2, 3)), "one number, or"),
     "a size of words": (lambda: quietly([(GREY, 0)], "a", size="64"), "whole number"),
+    "a size of None": (lambda: quietly([(GREY, 0)], "a", size=(4, None)), "whole number"),
     "a size of nothing": (lambda: quietly([(GREY, 0)], "a", size=(0, 4)), "1 or more"),
     "an unknown mode": (lambda: grey(mode="grey"), "'RGB', 'L', 'I;16'"),
     "an unknown way": (lambda: grey(resize="pad"), "'stretch', 'crop', 'letterbox'"),

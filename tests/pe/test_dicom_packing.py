@@ -243,7 +243,7 @@ def test_some_rows_of_the_labels_pack_some_slices(made, tmp_path, capsys):
 def test_two_files_of_one_image_count_once(folder, tmp_path, capsys):
     shutil.copy(paths(folder)[0], folder / "copy.dcm")
     assert len(pack_dicom(folder, tmp_path / "records", size=16, **QUIET)) == 15
-    assert "left out 1 files of images that another file holds already" in capsys.readouterr().out
+    assert "files left out, because another file has the same image: 1\n" in capsys.readouterr().out
 
 
 def test_slices_of_other_sizes_are_resized_and_said(folder, tmp_path, capsys):

@@ -93,19 +93,23 @@ def _finish_with_pillow(data: bytes, pixels, size: tuple[int, int] | None, form:
     return as_pixels(image)
 
 
-@functools.cache
 def jpeg_decoder():
     """Return simplejpeg; print a warning once and return None if it is not installed."""
     try:
         import simplejpeg
     except ImportError:
-        slower = (
-            "simplejpeg is not installed: Pillow decodes, at about half the speed, "
-            "and does not notice all damage"
-        )
-        print(explain(slower, fix="pip install simplejpeg"))
+        _warn_slower()
         return None
     return simplejpeg
+
+
+@functools.cache
+def _warn_slower() -> None:
+    slower = (
+        "simplejpeg is not installed: Pillow decodes, at about half the speed, "
+        "and does not notice all damage"
+    )
+    print(explain(slower, fix="pip install simplejpeg"))
 
 
 def _decode_jpeg(data: bytes, size: tuple[int, int] | None, exact: bool, *, out, mode: str):

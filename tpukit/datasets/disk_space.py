@@ -107,15 +107,17 @@ class Room:
     def _print_choice(self, chosen: PackFolder, first: PackFolder, *, is_begun: bool) -> None:
         why = f"the requested pack does not fit in {first.folder}"
         if is_begun:
-            why = "begun by an earlier call"
-        line = f"pack: {why}: packed"
+            why = "an earlier call has begun this pack"
+        elif not is_writable(first.folder):
+            why = f"nothing can be written to {first.folder}"
+        line = f"pack: {why}, so the pack is in {chosen.folder}"
         for name, value in chosen.plan.items():
             if value != first.plan.get(name):
                 line += f" with {name} {value}"
-        line += f" in {chosen.folder}, {human_size(free_in(chosen.folder))} free"
+        line += f"; {human_size(free_in(chosen.folder))} are free there"
         folder = chosen.folder.absolute()
         if any(folder.is_relative_to(place) for place in self._temporary):
-            line += ", which ends with the session"
+            line += "; its files are deleted when the session ends"
         print(line)
 
     def check(self, target: PackFolder, *, stored: bool = False) -> None:

@@ -161,11 +161,14 @@ def _from_numbers(image, window: tuple[float, float] | None, *, file_format: str
 
 
 def coded(image) -> list:
-    """Return Pillow's `tile` list of a file that is open but not read yet; [] if it has none.
+    """Return Pillow's `tile` list of an image's file; [] for an image in memory.
 
-    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode.
+    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Pillow
+    empties the list when it reads the pixels. So call `coded` before that: it keeps the list.
     """
-    return getattr(image, "tile", None) or []
+    if getattr(image, "tile", None):
+        image.tile_before_load = image.tile
+    return getattr(image, "tile_before_load", [])
 
 
 def _has_16_bits(image) -> bool:
@@ -204,6 +207,7 @@ def turn_of(image) -> int:
     if image.format is None:
         # The code that made this image has turned it already, or has drawn a mask over it unturned.
         return 1
+    coded(image)  # before `load`, so that `read_mask` can call it later
     image.load()  # a PNG may have its EXIF after the pixels; loading turns a TIFF
     return _orientation_of(image)
 
@@ -240,7 +244,9 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def brightest(image) -> int:
-    """Return the largest value of an image of over 8 bits in whole numbers, else 0.
+    """Return the largest value, without opacity, of an image of more than 8 bits; else 0.
+
+    The result is 0 for floats too. For several channels of 16 bits, it is up to 255 too high.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.
@@ -256,7 +262,8 @@ def brightest(image) -> int:
     if hasattr(image, "getbands") and image.mode not in (*_SIXTEEN, "I"):
         if len(image.getbands()) < 2 or not _has_16_bits(image):
             return 0
-        highest = max(high for _, high in image.getextrema())
+        ranges = zip(image.getbands(), image.getextrema(), strict=True)
+        highest = max(high for band, (_, high) in ranges if band != "A")
         return 256 * highest + 255  # Pillow has discarded the lower 8 bits
     if hasattr(image, "detach"):
         image = image.detach().cpu().numpy()

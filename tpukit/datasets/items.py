@@ -17,6 +17,7 @@ import inspect
 import math
 import os
 import pickle
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -54,6 +55,7 @@ class StoredItem(NamedTuple):
     labels: object  # (L,) float32
     dark: tuple[int, ...] = ()  # (brightest value,) of a 16-bit image that is nearly black; or ()
     failure: str = ""  # the reason why the item could not be read; "" if it was read
+    shape: tuple[int, ...] | None = None  # (H, W, C) of pixels before they are resized
 
 
 class ImageColumn:
@@ -201,6 +203,7 @@ class Items:
             ValueError: the item is not of the same kind as the first one.
         """
         image, labels = self.check(item, number)
+        own_shape = getattr(image, "shape", None)
         dark = ()
         if not isinstance(image, bytes):
             dark = self._dark(item, image)
@@ -219,7 +222,7 @@ class Items:
                 "the size of all: size=224",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
-        return StoredItem(stored, labels, dark)
+        return StoredItem(stored, labels, dark, shape=own_shape)
 
     def _dark(self, item, image) -> tuple[int, ...]:
         """Return the brightest value of an image of 16 bits whose pixels are nearly black."""
@@ -353,18 +356,21 @@ class Items:
     def _one(self, number: int) -> tuple:
         """Return an item's image and labels.
 
-        If the item cannot be read, the text of the error takes the place of the image.
+        If the item cannot be read, the text of the error takes the place of the image. The text has
+        no addresses of objects, because these differ at each call.
         """
         import numpy
 
         try:
             item = self.source[number]
         except Exception as error:  # the dataset is the user's code, and may raise anything
-            return repr(error).encode(), numpy.empty(0)
-        try:
-            return self.check(item, number)
-        except OSError as error:
-            return repr(error).encode(), numpy.empty(0)
+            failed = error
+        else:
+            try:
+                return self.check(item, number)
+            except OSError as error:
+                failed = error
+        return re.sub(" at 0x[0-9A-Fa-f]+", "", repr(failed)).encode(), numpy.empty(0)
 
 
 def _of_other_length(number: int, count: int, expected: int) -> InvalidValueError:

@@ -83,15 +83,15 @@ def _changed_by_float32(column) -> dict:
     """Return, for each problem, whether each value of the column has it, (N,) bool."""
     import numpy
 
-    with numpy.errstate(over="ignore"):
+    with numpy.errstate(over="ignore"):  # float16 also overflows when it is compared with 2**24
         stored = column.astype(numpy.float32)
-    # Not numpy.abs, because abs of the lowest int64 overflows.
-    is_large = (column > _EXACT) | (column < -_EXACT)
-    if column.dtype.kind == "f":
-        # pandas reads a column of identifiers with a missing value as float64, which is exact for
-        # integers up to 2**53.
-        is_integer = (numpy.abs(column) <= _EXACT_DOUBLE) & (column == numpy.trunc(column))
-        is_large &= is_integer & (stored != column)
+        # Not numpy.abs, because abs of the lowest int64 overflows.
+        is_large = (column > _EXACT) | (column < -_EXACT)
+        if column.dtype.kind == "f":
+            # pandas reads a column of identifiers with a missing value as float64, which is exact
+            # for integers up to 2**53.
+            is_integer = (numpy.abs(column) <= _EXACT_DOUBLE) & (column == numpy.trunc(column))
+            is_large &= is_integer & (stored != column)
     return {
         _MISSING: numpy.isnan(stored),
         _INFINITE: numpy.isinf(stored),
@@ -158,7 +158,8 @@ def in_order(names) -> list[str]:
         # re.split with a group alternates text and digits, so equal positions are comparable.
         return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
-    return sorted(names, key=parts)
+    # The name last, because "a1" and "a01" have equal parts, and the order of a set is random.
+    return sorted(names, key=lambda name: (parts(name), name))
 
 
 def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:

@@ -203,12 +203,14 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
     name = f"item {number}"
     # An iterable would lose the items that are read here, so only its first item is known.
     stored = items.first[0]
+    shape = items.shape(None)
     if not described.is_stream:
-        item = items.read_one(number, None, skip=True)
+        # At the size of the first item, because with size= `pack` resizes all arrays.
+        item = items.read_one(number, shape and shape[:2], skip=True)
         if item.failure:
             return _Look(name, b"", None, item.failure)
         stored = item.image
-    shape = items.shape(None)
+        shape = item.shape
     if shape is not None:
         return _Look(name, b"", shape)
     try:

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -209,6 +209,9 @@ def pack(
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, options, size=size)
+    folder = _folders(folder)
+    labels = _as_list(labels)
+    classes = _as_list(classes)
     if options.quality is not None:
         raise InvalidValueError(
             "pack does not support PackOptions(quality=...)",
@@ -229,20 +232,22 @@ def pack(
     if arguments and not os.path.exists(source):
         plan = _numbers_in_plan(size, options)
         plan |= {"window": None, "mode": None, "resize": None, **columns.form.plan()}
-        outlived = find_outlived(
-            source, _folders(folder), root=root, plan=plan, arguments=arguments
-        )
+        outlived = find_outlived(source, folder, root=root, plan=plan, arguments=arguments)
         if outlived is not None:
             print(f"pack: {outlived.report}")
             _report_skipped(outlived, share_of(damaged))
             return outlived
-    without = _folders(folder)[0]
-    described = describe_source(source, labels, groups, classes, columns, without=without)
+    described = describe_source(source, labels, groups, classes, columns, without=folder[0])
     if arguments:
         described = replace(described, arguments=arguments)
     return pack_described(
         described, folder, size=size, damaged=damaged, progress=progress, options=options
     )
+
+
+def _as_list(names):
+    """Return an iterator as a list, because `pack` reads it twice; else return `names`."""
+    return list(names) if isinstance(names, Iterator) else names
 
 
 def form_of(options: PackOptions) -> PixelForm:
@@ -312,10 +317,11 @@ def pack_described(
     """
     workers = whole_number("workers", options.workers, 1)
     numbers = _numbers_in_plan(size, options)
+    places = _folders(folder)
     targets = []
     for settings in (described.settings, *otherwise):
         plan = {**described.facts, **numbers, **settings}
-        targets += [PackFolder(place, plan) for place in _folders(folder)]
+        targets += [PackFolder(place, plan) for place in places]
     room = Room(described)
     share = share_of(damaged)
     target = room.choose(targets)
@@ -335,6 +341,8 @@ def pack_described(
 
 def _folders(folder) -> list[Path]:
     folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+    if not folders:
+        raise InvalidValueError("folder= names no folder", fix='pack(source, "packed")')
     for each in folders:
         # As a path, a URL would create a folder "gs:" here.
         if "://" in os.fspath(each):

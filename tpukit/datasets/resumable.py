@@ -110,7 +110,7 @@ class ResumableFolder:
         if self.folder.is_dir():
             found = sorted(os.listdir(self.folder))[:4]
         fix = f"pass the folder that {self.make} has written"
-        if UNFINISHED in found:
+        if self.work.is_dir():
             fix = f"call {self.make} as before: it continues where it was interrupted"
         return PathNotFoundError(
             f"{self.folder} holds no finished {self.kind}", found=found, fix=fix

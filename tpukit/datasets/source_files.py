@@ -16,7 +16,7 @@ from tpukit.datasets.masks import join
 
 # `look_at` reads the sizes and times of this many files: about 1 ms per file on a network drive.
 _LOOKED_AT = 20_000
-COMPARED = 100  # `find_changed` compares the contents of this many files
+COMPARED = 100  # `find_changed` compares the contents of at most this many files
 # Without this flag, `open` waits for a writer if the path is that of a pipe or a device.
 _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
@@ -155,12 +155,13 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
     # take as long as packing them, so a sample is compared.
     doubtful = now["row"][is_there & has_moved]
     step = math.ceil(len(doubtful) / COMPARED) or 1
-    for row in doubtful[::step].tolist():
+    sample = doubtful[::step].tolist()
+    for row in sample:
         if not is_packed(row):
             return f"{files.name(row)} has other contents than the file that was packed"
     if len(doubtful) > COMPARED:
         print(
             f"pack: {len(doubtful):,} files have other times or paths than when they were "
-            "packed; a hundred of them were compared, and are equal"
+            f"packed; {len(sample)} of them were compared, and have the same contents"
         )
     return None

@@ -31,15 +31,15 @@ def _items(image: str) -> str:
     return f"pack([({image}, label) for file, label in zip(files, labels)], ...)"
 
 
-def _opener(package: str, call: str) -> str:
-    return (
-        f"%pip install {package.replace('_', '-')}; then import {package}; {call}, and call again"
-    )
+def _opener(package: str, code: str) -> str:
+    return f"%pip install {package}; then {code}, and call again"
 
 
 _WINDOW = "options=tpukit.PackOptions(window=(low, high)) names the values of black and white"
-_HEIC = UnreadKind("HEIC", _opener("pillow_heif", "pillow_heif.register_heif_opener()"))
-_JPEG_XL = UnreadKind("JPEG XL", _opener("pillow_jxl_plugin", "import pillow_jxl"))
+_HEIC = UnreadKind(
+    "HEIC", _opener("pillow-heif", "import pillow_heif; pillow_heif.register_heif_opener()")
+)
+_JPEG_XL = UnreadKind("JPEG XL", _opener("pillow-jxl-plugin", "import pillow_jxl"))
 
 
 class _Start(NamedTuple):

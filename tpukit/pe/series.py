@@ -450,7 +450,7 @@ def without_copies(headers):
     _, first = numpy.unique(headers["image"], return_index=True)
     copies = len(headers) - len(first)
     if copies:
-        print(f"left out {copies:,} files of images that another file holds already")
+        print(f"files left out, because another file has the same image: {copies:,}")
     return headers[numpy.sort(first)]
 
 

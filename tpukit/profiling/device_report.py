@@ -14,8 +14,8 @@ from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Batches, Core
 
 # Limits of the findings: a larger number is a warning.
-# A training needs 2 graphs for its step, and an evaluation 1. Copies, averages and gathers need
-# further small graphs.
+# A training needs 1 or 2 graphs for its step, and an evaluation 1. Copies, averages and gathers
+# need further small graphs.
 _MANY_GRAPHS = 12
 _MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
 _LONG_WAIT = 0.1  # share of a loop's time in which it waits for data
