@@ -1,4 +1,4 @@
-"""Check the arguments of `fit` before the first step, and find layers that do not learn.
+"""Check the arguments of `fit` before the first step, and find statistics that do not change.
 
 Without these checks, the mistakes would appear only after an epoch, or not at all.
 """
