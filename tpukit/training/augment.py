@@ -104,6 +104,10 @@ class Augment:
             raise InvalidValueError(
                 f"fill must be a class number, -256 to 255, got {self.fill!r}", fix="0, or 255"
             )
+        # Keep the pairs and the names, because an iterator such as zip could be read only once.
+        object.__setattr__(self, "swap_labels", tuple(self.swap_labels))
+        names = names_in_order(self.names, "names", words=False)
+        object.__setattr__(self, "names", tuple(names))
         _opposites(self.swap_labels, self.names)
 
     def __call__(self, images, labels):
@@ -389,7 +393,6 @@ def _opposites(swap_labels, names) -> dict[int, int]:
         ValueError: `swap_labels` does not consist of pairs of different labels, or `names` lacks a
             label.
     """
-    names = names_in_order(names, "names", words=False)
     opposites = {}
     for pair in swap_labels:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
@@ -402,7 +405,8 @@ def _opposites(swap_labels, names) -> dict[int, int]:
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(
-                    f"swap_labels={swap_labels!r} has no column for {label!r}; names={names!r}",
+                    f"swap_labels={swap_labels!r} has no column for {label!r}; "
+                    f"names={list(names)!r}",
                     fix="count columns from 0; to use names, pass names= with the names of all "
                     "columns, in order",
                 )
