@@ -198,11 +198,21 @@ class Augment:
 
     def _change_mask(self, target, images, drawn: "_Drawn"):
         """Return a mask moved with its image; any other target unchanged."""
+        import torch
+
         shape = tuple(getattr(target, "shape", ()))
         is_mask = len(shape) in (3, 4) and shape[0] == len(images)
         if not is_mask or shape[-2:] != tuple(images.shape[2:]):
             return target
         # `_move` fills the border with 0. So subtract `fill` before, and add it afterwards.
+        # A tensor on the host, so nothing is copied from the device.
+        kept = torch.tensor(self.fill, device="cpu").to(target.dtype).item()
+        if kept != self.fill:
+            kind = str(target.dtype).removeprefix("torch.")
+            raise InvalidValueError(
+                f"fill={self.fill} is no class number of {kind} masks: it would become {kept}",
+                fix="pass masks.to(torch.int16), or another fill",
+            )
         masks = (target.float() - self.fill).view(len(images), -1, *shape[-2:])
         moved = self._move(masks, drawn, nearest=True) + self.fill
         return moved.to(target.dtype).view(shape)

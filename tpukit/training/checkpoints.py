@@ -257,8 +257,8 @@ class CheckpointStore:
             return error
         fix = "create that folder again, or use another; then save again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fewer = f"keep_last=1 (now {self.keep_last})"
-            fix = f"free some space there, or {fewer}, or a folder on another disk; then save again"
+            fewer = f" keep_last=1 (now {self.keep_last}), or" if self.keep_last > 1 else ""
+            fix = f"free some space there, or{fewer} a folder on another disk; then save again"
         reason = error.strerror or str(error)
         explained = CheckpointError(
             f"the checkpoint of step {step:,} could not be written: {reason.lower()}",

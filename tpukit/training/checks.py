@@ -31,7 +31,7 @@ def check_batches(name: str, batches: object) -> None:
     dataset = "loader.dataset" if hasattr(batches, "dataset") else "dataset"
     raise InvalidTypeError(
         f"{name} must come from core.batches, got a {type(batches).__name__}",
-        found="every core would train on the same batches",
+        found="every core would get the same batches",
         fix=f"core.batches({dataset}, batch_size={size}{options})",
     )
 

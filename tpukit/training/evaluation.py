@@ -13,7 +13,7 @@ from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.display import InvalidValueError, check_flag
 from tpukit.essentials.launcher import Core, gather_objects
 from tpukit.training.batch import FurtherParts
-from tpukit.training.checks import check_classes
+from tpukit.training.checks import check_batches, check_classes
 from tpukit.training.index_checks import watched_loss
 from tpukit.training.metrics import StreamedMetrics, as_classes, has_state, separate_metrics
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
@@ -118,6 +118,7 @@ def evaluate(
     metrics = separate_metrics(core, metrics or {})
     check_flag("bf16", bf16)
     check_flag("keep_outputs", keep_outputs)
+    check_batches("batches", batches)
     check_classes(model, batches, "evaluation")
     # After a loop of the user's, each core's BatchNorm has the statistics of its own batches only.
     core.average_buffers(model)
@@ -442,7 +443,8 @@ def _streamed(
 
 def _loss(value: object) -> Loss:
     """Return a loss function's result as a `Loss`; raise if it is None or not one number."""
-    return as_loss(value if isinstance(value, tuple) else _one_number("the loss", value))
+    has_parts = isinstance(value, list | tuple | Mapping)
+    return as_loss(value if has_parts else _one_number("the loss", value))
 
 
 def _one_number(name: str, value: object) -> float:

@@ -345,6 +345,8 @@ def _by_kind(columns: Mapping) -> tuple[dict[str, np.ndarray], dict[str, float],
     for name, values in columns.items():
         y = _numbers(values)
         # A single number, such as the loss of a baseline, becomes a dotted line.
+        if getattr(values, "ndim", None) == 0:  # a scalar of numpy or torch
+            values = values.item()
         if isinstance(values, (int, float)):
             levels[name] = float(values)
         elif y is None:

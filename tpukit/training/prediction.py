@@ -8,6 +8,7 @@ from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_flag
 from tpukit.essentials.launcher import Core
 from tpukit.training.batch import inputs_only
+from tpukit.training.checks import check_batches
 from tpukit.training.index_checks import IndexChecks, can_watch, integers_of
 from tpukit.training.step import forward
 from tpukit.training.step_batches import StepBatches
@@ -52,6 +53,7 @@ def predict(
         TypeError: a batch or an output of the model has an unsupported type.
     """
     check_flag("bf16", bf16)
+    check_batches("batches", batches)
     check_order("predict", batches.sampler)
     # After a loop of the user's, each core's BatchNorm has the statistics of its own batches only.
     core.average_buffers(model)
