@@ -64,7 +64,7 @@ def show_exams(
 
     Raises:
         ValueError: the table lacks a column, an argument does not have one number per row, a label
-            is neither 0 nor 1, or an attention is negative.
+            is neither 0 nor 1, a probability is outside [0, 1], or an attention is negative.
     """
     table = _table(labels, probabilities, consistent, attention=attention)
     sick, sound = _choose(table, limit)

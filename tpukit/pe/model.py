@@ -137,7 +137,8 @@ def _load(model, file: Path) -> None:
     given = _shapes(state)
     own = model.state_dict()
     differing = [name for name in own if given.get(name) != own[name].shape]
-    wrong = [name for name in differing if name not in _HEAD]
+    # Files of torch before 0.4.1 do not count batches.
+    wrong = [name for name in differing if name not in _HEAD and "num_batches" not in name]
     extra = [name for name in given if name not in own]
     if wrong or extra:
         counts = f"{len(wrong)} missing or of another shape ({', '.join(wrong[:2])})"
@@ -149,8 +150,7 @@ def _load(model, file: Path) -> None:
             fix=f"pass {whole}, not a dict that contains it",
         )
     # A last layer of another size has other classes, so it keeps its random values.
-    random_head = {name: own[name] for name in differing}
-    model.load_state_dict(state | random_head)
+    model.load_state_dict(state | {name: own[name] for name in differing})
 
 
 def _shapes(state: object) -> dict[str, tuple]:
