@@ -115,16 +115,25 @@ def test_of_several_folders_the_first_with_room_is_taken_and_found_again(
     first = pack(photos, places, **QUIET)
     assert first.folder == places[1]
     assert (
-        f"the requested pack does not fit in {places[0]}: packed in {places[1]}"
+        f"the requested pack does not fit in {places[0]}, so the pack is in {places[1]}; "
         in capsys.readouterr().out
     )
     disks["temp"] = 10  # the pack itself has taken it
     again = pack(photos, places, **QUIET)
     assert again.folder == places[1]
-    assert "begun by an earlier call" in capsys.readouterr().out
+    assert "an earlier call has begun this pack, so the pack is in" in capsys.readouterr().out
     assert not places[2].exists()
     with pytest.raises(FileExistsError, match="temp holds another pack"):
         pack(photos, places[1:], options=PackOptions(seed=1), **QUIET)
+
+
+def test_a_folder_that_cannot_be_written_to_is_not_called_too_small(
+    photos, tmp_path, monkeypatch, capsys
+):
+    places = [tmp_path / "input", tmp_path / "working"]
+    monkeypatch.setattr(disk_space, "is_writable", lambda place: place != places[0])
+    assert pack(photos, places, **QUIET).folder == places[1]
+    assert f"pack: nothing can be written to {places[0]}" in capsys.readouterr().out
 
 
 def test_on_kaggle_the_folder_that_has_room_is_named_and_what_survives_there(

@@ -142,19 +142,25 @@ def test_the_fixes_work_for_packages_that_are_missing():
 
     with (
         fixes("packing: simplejpeg is not installed, and pack needs it to ...") as fix,
-        mock.patch.object(packing, "jpeg_decoder", return_value=None),
+        mock.patch.dict(sys.modules, {"simplejpeg": None}),
     ):
         quietly(items())
     assert "%pip install simplejpeg" in fix
     quietly(items())
 
 
+def test_the_fix_works_for_no_folder():
+    with fixes("packing: folder= names no folder") as fix:
+        pack(items(), [], progress="off")
+    assert len(pack(items(), re.search('"(.*)"', fix.text)[1], progress="off"))
+
+
 def test_the_fixes_work_for_a_decoder_that_is_missing():
     def prints(**modules):
-        decoding.jpeg_decoder.cache_clear()
+        decoding._warn_slower.cache_clear()
         with mock.patch.dict(sys.modules, modules), mock.patch.object(builtins, "print") as printed:
             decoding.jpeg_decoder()
-        decoding.jpeg_decoder.cache_clear()
+        decoding._warn_slower.cache_clear()
         return printed.call_args[0][0] if printed.called else ""
 
     with fixes("decoding: {}") as fix:
@@ -1211,7 +1217,7 @@ def test_the_fixes_work_for_images_that_cannot_be_packed():
     quietly(table, "pack")
 
     missing = table.assign(path=[f"no-{path}" for path in table.path])
-    with fixes("packing: none of the {} images can be decoded, for instance {}"):
+    with fixes("packing: none of the {} images can be decoded"):
         quietly(missing, damaged=1.0)
     quietly(table, "all", damaged=1.0)
 
@@ -1481,7 +1487,7 @@ def test_the_fixes_work_for_splits():
     split_by_group(groups, stratify=fix.run(fix.text.rpartition("or ")[2], labels=labels))
 
     table = table_of(one=[1] * 4, patient=[1, 1, 2, 2])
-    with fixes("splitting: {} images in one group cannot be split"):
+    with fixes("splitting: {} in one group cannot be split"):
         quietly(table, groups="one").split(0.5)
     made = quietly(table, "patients", groups="patient")
     made.split(0.5)

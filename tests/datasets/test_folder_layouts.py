@@ -172,6 +172,23 @@ def test_the_lines_find_the_images_in_a_folder_of_any_name(tmp_path, top):
         assert paths == images
 
 
+def test_the_line_for_patients_leaves_out_an_image_beside_them(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    files = [f"{patient}/{kind}/1.png" for patient in "567" for kind in "01"]
+    fix = refusal_of(tmp_path, [*files, "montage.png"], {})
+    table, _ = packed_by(fix, pandas=pandas, glob=glob, os=os)
+    assert [os.path.relpath(path, tmp_path) for path in table["path"]] == files
+
+
+def test_the_line_with_all_classes_has_no_files_and_no_hidden_folders(tmp_path):
+    classes = [f"patient_{number}" for number in range(20)]
+    files = [f"{name}/{kind}/1.png" for name in classes for kind in "01"]
+    fix = refusal_of(tmp_path, files, {"labels.csv": "a,b\n"})
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    named = eval(fix.rpartition("; or classes=")[2], {"os": os, "glob": glob, "folder": tmp_path})
+    assert sorted(named) == sorted(classes)
+
+
 def test_a_table_that_cannot_be_read_is_no_fix(tmp_path):
     long = "id,pixels\n1," + "0 " * 100_000
     fix = refusal_of(tmp_path, ["train/1.png", "test/2.png"], {"train.csv": long})

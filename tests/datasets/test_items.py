@@ -232,6 +232,23 @@ def test_an_item_that_raises_is_named_and_can_be_left_out(tmp_path, capsys):
     assert len(mended) == 40
 
 
+class Opened(Dataset):
+    """A dataset with an item that Pillow cannot open; the error contains the address of a buffer."""
+
+    opened = []
+
+    def __getitem__(self, number):
+        if number in self.broken:
+            self.opened.append(io.BytesIO(b"no image"))
+            Image.open(self.opened[-1])
+        return super().__getitem__(number)
+
+
+def test_an_error_with_an_address_is_no_random_transform_and_no_other_source(tmp_path):
+    made = pack(Opened(broken=[3]), tmp_path / "out", damaged="skip", **QUIET)
+    assert pack(Opened(broken=[3]), tmp_path / "out", damaged="skip", **QUIET).digest == made.digest
+
+
 def test_a_generator_that_raises_names_the_item_and_cannot_go_on(tmp_path):
     def items():
         for number in range(5):

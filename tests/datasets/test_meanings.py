@@ -625,7 +625,7 @@ def test_equal_images_are_on_one_side_of_a_split(tmp_path, capsys):
     paths = [*(f"{number}.png" for number in range(10)), "copy.png", *["5.png"] * 4]
     table = pandas.DataFrame({"path": paths, "kind": ["a", "b", "a"] * 5})
     records = quietly(table, tmp_path / "pack", root=tmp_path, labels="kind")
-    said = "5 images are there more than once, 2 with other labels; split keeps them together"
+    said = "copies of other images: 5; copies with other labels: 2; `split` puts an image and its copies"
     assert said in capsys.readouterr().out
     cached = build_image_cache(records, tmp_path / "cache", size=16)
     for images in (records, cached):
@@ -661,7 +661,7 @@ def test_one_picture_with_two_labels_is_said(tmp_path, capsys):
     items = [(picture(1), 0), (picture(2), 0), (picture(1), 1), (picture(2), 0)]
     quietly(items, tmp_path / "a", classes=["cat", "dog"])
     assert (
-        "2 images are there more than once, 1 with other labels; split keeps"
+        "copies of other images: 2; copies with other labels: 1; `split` puts"
         in capsys.readouterr().out
     )
 
@@ -753,6 +753,16 @@ def test_a_grey_mask_of_four_bits_holds_its_numbers(tmp_path):
     ) == {0, 1, 2, 3}
 
 
+def test_a_grey_mask_of_two_bits_holds_its_numbers_however_often_pillow_has_read_it(tmp_path):
+    rows = (b"\0" + bytes([0b00011011] * 4)) * 16
+    masks = [Image.open(io.BytesIO(png_of(16, 16, bits=2, kind=0, rows=rows))) for _ in range(3)]
+    images = [picture(number) for number in range(3)]
+    for number, kind in enumerate((Image.Image.copy, np.asarray, np.asarray)):
+        items = [(kind(image), mask) for image, mask in zip(images, masks, strict=True)]
+        packed = quietly(items, tmp_path / f"{number}")
+        assert set(np.unique(packed.take(range(3))[..., 3])) == {0, 1, 2, 3}
+
+
 def test_a_mask_lies_where_its_image_does(tmp_path):
     wide = np.zeros((8, 12, 3), np.uint8)
     wide[:3, :4] = 255
@@ -793,7 +803,17 @@ def test_colours_of_16_bits_that_are_nearly_black_are_said(tmp_path, capsys):
     (tmp_path / "in" / "a").mkdir(parents=True)
     (tmp_path / "in" / "a" / "x.png").write_bytes(png_of(4, 4, bits=16, kind=2, rows=rows))
     quietly(tmp_path / "in", tmp_path / "a")
-    assert "1 images of 16 bits are nearly black, none above 4,095" in capsys.readouterr().out
+    assert (
+        "images of 16 bits that are nearly black: 1, with values up to 4,095;"
+        in capsys.readouterr().out
+    )
+    rows = (b"\0" + np.full((4, 4), [4000, 4000, 4000, 65535], ">u2").tobytes()) * 4  # opaque
+    (tmp_path / "in" / "a" / "x.png").write_bytes(png_of(4, 4, bits=16, kind=6, rows=rows))
+    quietly(tmp_path / "in", tmp_path / "b")
+    assert (
+        "images of 16 bits that are nearly black: 1, with values up to 4,095;"
+        in capsys.readouterr().out
+    )
 
 
 def test_tensors_of_bfloat16_are_images(tmp_path):
@@ -813,7 +833,7 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "4 images of 2 classes: cat 2, dog 2" in said
     assert (
-        "left out: 3 files that are no images of a class (.txt 2, .csv beside the classes 1)"
+        "files left out, because they are no images of a class: 3 (.txt 2, .csv beside the classes 1)"
         in said
     )
     assert "first page" not in said
@@ -822,7 +842,7 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
             source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)]
         )
     quietly(source, tmp_path / "moving")
-    said = "4 files with several pages or frames: only the first page or frame of each is packed"
+    said = "files with several pages or frames: 4; only the first page or frame of each is used"
     assert said in capsys.readouterr().out
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")
@@ -856,7 +876,8 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     Image.fromarray(values).save(tmp_path / "in" / "a" / "x.png")
     quietly(tmp_path / "in", tmp_path / "a")
     assert (
-        "1 images of 16 bits are nearly black, none above 4,095: options=tpukit.PackOptions(window=(0, 4095))"
+        "images of 16 bits that are nearly black: 1, with values up to 4,095; if they have one channel, pass "
+        "options=tpukit.PackOptions(window=(0, 4095)): 4,095 becomes white"
         in capsys.readouterr().out
     )
     assert (
@@ -867,11 +888,12 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     )
     capsys.readouterr()
     quietly([(picture(1), Image.fromarray(np.eye(16, dtype=np.uint8) * 255))], tmp_path / "c")
-    assert "masks hold 0 and 255 alone" in capsys.readouterr().out
+    assert "masks hold only the values 0 and 255: if 255 is a class" in capsys.readouterr().out
     for number, image in enumerate((values, Image.fromarray(values))):
         quietly([(image, 0)], tmp_path / f"d{number}")
         assert (
-            "1 images of 16 bits are nearly black, none above 4,095: options=tpukit.PackOptions(window=(0, 4095))"
+            "images of 16 bits that are nearly black: 1, with values up to 4,095; if they have one channel, pass "
+            "options=tpukit.PackOptions(window=(0, 4095)): 4,095 becomes white"
             in capsys.readouterr().out
         )
     rows = []
@@ -885,7 +907,7 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     quietly(pandas.DataFrame(rows), tmp_path / "f", root=tmp_path, masks="mask")
     said = (
         "masks show class 1 in several colours, (0, 255, 0) and (255, 0, 0): "
-        "do all palettes give a class the same number?"
+        "check that a class has the same number in all palettes"
     )
     assert said in capsys.readouterr().out
     quietly(pandas.DataFrame(rows[:1] * 2), tmp_path / "g", root=tmp_path, masks="mask")
@@ -893,7 +915,7 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     picture(1).save(tmp_path / "in" / "loose.png")
     quietly(tmp_path / "in", tmp_path / "e")
     assert (
-        "left out: 1 files that are no images of a class (.png beside the classes 1)"
+        "files left out, because they are no images of a class: 1 (.png beside the classes 1)"
         in capsys.readouterr().out
     )
 

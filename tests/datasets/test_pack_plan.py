@@ -59,6 +59,12 @@ def test_items_are_looked_at_evenly_spread(kind):
     assert (plan.kind, plan.images, plan.formats) == ("items", count, formats)
 
 
+def test_a_plan_of_arrays_that_differ_in_size_has_their_sizes_because_pack_takes_a_size():
+    items = [(np.zeros((8, 9 - number, 3), np.uint8), number) for number in range(3)]
+    plan = plan_pack(items)
+    assert (plan.smallest, plan.largest) == ((8, 7), (8, 9))
+
+
 def test_an_iterable_is_looked_at_once_and_a_generator_is_refused():
     items = [(picture(number), number) for number in range(3)]
 

@@ -25,6 +25,7 @@ from tpukit.datasets import checked_files  # noqa: E402
 from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
+from tpukit.datasets.source_files import find_changed, look_at  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
@@ -90,6 +91,20 @@ def test_a_folder_that_was_moved_or_copied_is_the_same(tmp_path):
     assert pack(tmp_path / "b", tmp_path / "out", **QUIET).digest == made.digest
 
 
+def test_the_number_of_files_that_were_compared_is_told(tmp_path, capsys):
+    before = look_at([""] * 101, str(tmp_path))
+    before["size"] = 1
+    now = before.copy()
+    now["time"] += 1
+    compared = []
+    assert find_changed(before, now, None, lambda row: compared.append(row) or True) is None
+    said = capsys.readouterr().out
+    assert (
+        f"pack: 101 files have other times or paths than when they were packed; {len(compared)}"
+        in said
+    )
+
+
 @pytest.mark.parametrize("kind", ["a folder", "a table"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_file_that_was_changed_is_told(tmp_path, kind, finished):
@@ -142,7 +157,10 @@ def test_a_pack_outlives_its_source(tmp_path, capsys, kind):
     capsys.readouterr()
     again = pack(source, tmp_path / "out", **arguments, **QUIET)
     assert again.digest == made.digest
-    assert f"{source} is gone; {tmp_path / 'out'} is finished" in capsys.readouterr().out
+    assert (
+        f"{source} does not exist any more, but the pack in {tmp_path / 'out'} is finished"
+        in capsys.readouterr().out
+    )
 
     with pytest.raises(FileExistsError, match="size None, asked for 8"):
         pack(source, tmp_path / "out", size=8, **arguments, **QUIET)
@@ -242,7 +260,7 @@ def test_a_pack_with_masks_outlives_its_source(tmp_path, capsys):
     shutil.rmtree(tmp_path / "in")
     capsys.readouterr()
     assert pack(source, tmp_path / "out", masks="mask", **QUIET).digest == made.digest
-    assert f"{source} is gone; " in capsys.readouterr().out
+    assert f"{source} does not exist any more, " in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match="of images that were in another place"):
         pack(tmp_path / "typo" / "t.csv", tmp_path / "out", masks="mask", **QUIET)
 
@@ -278,6 +296,15 @@ def test_a_pack_without_its_source_may_be_in_any_of_several_folders(tmp_path):
         pack(source, places, labels="age", **QUIET)
     with pytest.raises(FileExistsError, match="groups none, asked for a list"):
         pack(source, places, labels="species", groups=["p"] * 1000, **QUIET)
+
+
+def test_folders_and_names_are_read_once_from_an_iterator(tmp_path):
+    source = outlived_table(tmp_path / "in")
+    places = [tmp_path / "a", tmp_path / "b"]
+    made = pack(source, iter(places), labels=iter(["species"]), classes=iter("ab"), **QUIET)
+    assert (made.folder, made.classes) == (places[0], ["a", "b"])
+    with pytest.raises(ValueError, match="folder= names no folder"):
+        pack(source, [], labels="species", **QUIET)
 
 
 def without_arguments(folder):
@@ -829,7 +856,9 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     )
     assert other.stdout.readline() == b"in\n"
     assert len(pack(items(), tmp_path / "out", **QUIET)) == 6
-    assert "another process writes here, and this one waits" in capfd.readouterr().out
+    assert (
+        f"another process writes to {tmp_path / 'out'}; this call waits" in capfd.readouterr().out
+    )
     other.wait()
     other.stdout.close()
 

@@ -15,6 +15,7 @@ pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
 from tpukit.datasets.image_cache import build_image_cache  # noqa: E402
+from tpukit.datasets.label_arrays import as_labels, in_order  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
@@ -304,3 +305,13 @@ def test_the_fix_for_another_spelling_gives_the_path_on_the_disk(
     assert code in fix
     table["path"] = eval(fix[fix.index("table[") :], {"table": table})
     assert len(pack(table, "out", **options, **QUIET)) == 1
+
+
+def test_words_that_differ_by_a_zero_have_the_same_numbers_in_every_process():
+    words = ["type1", "type01", "a", "type001"]
+    assert in_order(words) == in_order(words[::-1]) == ["a", "type001", "type01", "type1"]
+
+
+def test_labels_of_float16_are_read_without_a_warning():
+    table = pd.DataFrame({"age": np.array([1.5, 2], np.float16)})
+    assert as_labels([table["age"]], ["age"]).tolist() == [[1.5], [2.0]]

@@ -148,6 +148,14 @@ def test_nobody_can_write_who_is_not_alone(tmp_path):
     assert subprocess.run(try_to_lock).returncode == 0
 
 
+def test_a_folder_with_many_finished_files_is_still_said_to_be_begun(tmp_path):
+    begun(tmp_path)
+    for number in range(9):
+        (tmp_path / f"{number}.layer").write_text("sponge")
+    with pytest.raises(FileNotFoundError, match="fix:   call bake.folder. as before: it continues"):
+        Cake(tmp_path).read_manifest()
+
+
 NOT_READ = {
     "another's manifest": (
         lambda file: file.write_text('{"name": "app"}'),

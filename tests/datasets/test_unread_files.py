@@ -51,3 +51,13 @@ def test_a_tiff_whose_end_is_missing_is_damaged_whatever_its_channels(length):
 def test_zeros_and_the_start_of_an_image_are_no_pixels_without_a_header(data):
     with pytest.raises(ValueError, match="not a whole image"):
         decode(data)
+
+
+def test_the_fix_for_jpeg_xl_imports_the_module_of_its_package():
+    with pytest.raises(ValueError, match="JPEG XL") as error:
+        decode(UNREAD["JPEG XL"])
+    fix = "%pip install pillow-jxl-plugin; then import pillow_jxl, and call again"
+    assert error.value.fix == fix
+    with pytest.raises(ValueError, match="HEIC") as error:
+        decode(UNREAD["HEIC"])
+    assert "then import pillow_heif; pillow_heif.register_heif_opener(), and" in error.value.fix

@@ -446,7 +446,7 @@ def packed(one: Collection, folder: Path):
             ):
                 raise
             records = tpukit.pack(eval(call[0]), folder / "pack", **options)
-    left_out = sum(int(n) for n in re.findall(r"left out: (\d+) files", said.getvalue()))
+    left_out = sum(int(n) for n in re.findall(r"no images of a class: (\d+)", said.getvalue()))
     if left_out != one.others:
         raise AssertionError(
             f"{left_out} files are said to be left out, and there are {one.others}"

@@ -2,7 +2,7 @@
 
     stored as        estimate in bytes
     files            count * (the mean size of 256 files + 2 standard errors + 60)
-    pixels           count * height * width * 3, or 4 with masks; twice that for a stream
+    pixels           count * height * width * the bytes per pixel; twice that for a stream
     DICOM slices     as for files, with the sizes of slices that `PackSource.weight` encodes
 
 If the disk is too small, the error suggests a smaller size, another disk, or fewer images.
@@ -86,8 +86,8 @@ class Room:
 
         If a folder already has this pack, finished or not, `choose` returns the first such folder.
         Otherwise, if the first of all folders has another pack, `choose` returns that folder, and
-        the caller raises an error. Otherwise `choose` returns the first folder with enough free
-        disk, or the last folder if none has enough.
+        the caller raises an error. Otherwise `choose` returns the first folder that has no other
+        pack, can be written to and has enough free disk. If there is none, it returns the last.
 
         Args:
             targets: the folders in the order of the user's preference; then the same folders with
@@ -107,15 +107,17 @@ class Room:
     def _print_choice(self, chosen: PackFolder, first: PackFolder, *, is_begun: bool) -> None:
         why = f"the requested pack does not fit in {first.folder}"
         if is_begun:
-            why = "begun by an earlier call"
-        line = f"pack: {why}: packed"
+            why = "an earlier call has begun this pack"
+        elif not is_writable(first.folder):
+            why = f"nothing can be written to {first.folder}"
+        line = f"pack: {why}, so the pack is in {chosen.folder}"
         for name, value in chosen.plan.items():
             if value != first.plan.get(name):
                 line += f" with {name} {value}"
-        line += f" in {chosen.folder}, {human_size(free_in(chosen.folder))} free"
+        line += f"; {human_size(free_in(chosen.folder))} are free there"
         folder = chosen.folder.absolute()
         if any(folder.is_relative_to(place) for place in self._temporary):
-            line += ", which ends with the session"
+            line += "; its files are deleted when the session ends"
         print(line)
 
     def check(self, target: PackFolder, *, stored: bool = False) -> None:

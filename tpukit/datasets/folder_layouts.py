@@ -96,7 +96,7 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
         fix=f"to pack the images without the masks: {files}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
         f'labels="label")\nor, to pack the masks as images, too: '
-        f"pack(..., classes={_all(layout.classes)})",
+        f"pack(..., classes={_all(layout)})",
     )
 
 
@@ -109,7 +109,7 @@ def _refuse_copies(layout: _Layout) -> None:
             raise InvalidValueError(
                 f"{deeper} has folders named like the class folders of {folder}",
                 found=_list(sorted(below)),
-                fix=f"pack({deeper!r}, ...), one folder deeper; or classes={_all(layout.classes)}",
+                fix=f"pack({deeper!r}, ...), one folder deeper; or classes={_all(layout)}",
             )
 
 
@@ -131,7 +131,7 @@ def _refuse_people(layout: _Layout) -> None:
             'table = pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
             '"label": [part[1] for part in parts]}); '
             f'pack(table[table.label.isin({sorted(kinds)})], ..., labels="label", '
-            f'groups="patient", classes={sorted(kinds)}); or classes={_all(classes)}',
+            f'groups="patient", classes={sorted(kinds)}); or classes={_all(layout)}',
         )
     if len(classes) > 1 and all(_is_person(name) for name in classes):
         raise InvalidValueError(
@@ -139,15 +139,16 @@ def _refuse_people(layout: _Layout) -> None:
             found=_list(classes),
             fix="pass a table with the label of each image: pack(pandas.DataFrame("
             '{"path": files, "label": labels, "patient": patients}), ..., labels="label", '
-            f'groups="patient"); or classes={_all(classes)}',
+            f'groups="patient"); or classes={_all(layout)}',
         )
 
 
 def _files(layout: _Layout) -> str:
-    """Return code that lists the images of a folder and of all folders below it."""
+    """Return code that lists the images in the sub-folders of a folder, and in those below."""
     endings = {os.path.splitext(name)[1] for name in layout.names}
     ending = next(iter(endings)) if len(endings) == 1 else ".*"
-    found = os.path.join(glob.escape(layout.folder), "**", "*" + ending)
+    # "*" first: an image directly in the folder has no class, and is not in `layout.names`.
+    found = os.path.join(glob.escape(layout.folder), "*", "**", "*" + ending)
     return f"sorted(glob.glob({found!r}, recursive=True))"
 
 
@@ -162,9 +163,11 @@ def _is_person(name: str) -> bool:
     return has_number and bool(words_of(name)) and words_of(name) <= _PEOPLE
 
 
-def _all(classes: Sequence[str]) -> str:
+def _all(layout: _Layout) -> str:
     """Return code for a list of all classes."""
-    return str(list(classes)) if len(classes) <= 12 else "sorted(os.listdir(folder))"
+    if len(layout.classes) <= 12:
+        return str(layout.classes)
+    return f'sorted(name[:-1] for name in glob.glob("*/", root_dir={layout.folder!r}))'
 
 
 def _refuse_same_folders(layout: _Layout) -> None:
@@ -312,7 +315,7 @@ def _with_table(layout: _Layout) -> str:
 
 
 def _matching(table: str, names: Sequence[str]) -> _Match | None:
-    """Find the first column of a table that begins with the name of an image; None if none does."""
+    """Find the first column whose first value is the name of an image; None if there is none."""
     folders = defaultdict(set)  # by the name of an image, with its ending and without
     for name in names:
         inside, file = os.path.split(name)
@@ -399,5 +402,5 @@ def _refuse_masks(layout: _Layout) -> None:
         f"if {inside!r} not in os.path.basename(file)]; "
         f"{_parts_of_paths(layout.folder, 'images')}; "
         'pack(pandas.DataFrame({"path": images, "label": [part[0] for part in parts]}), ..., '
-        f'labels="label", classes={classes}); or classes={_all(classes)}',
+        f'labels="label", classes={classes}); or classes={_all(layout)}',
     )

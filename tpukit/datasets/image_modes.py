@@ -5,7 +5,7 @@
     PNG of 16 bits, no window       value / 65,535 x 255
     TIFF of floats, window (0, 2)   0 and less becomes black, 2 and more white
 
-Pillow reads the orientation of a JPEG only if the file has EXIF or XMP, because that takes time.
+`orientation` opens a JPEG with Pillow only if the file has EXIF or XMP, to save time.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
     Raises:
         ValueError: `form` has no window, and the image has more than 16 bits or floats; `form` has
             a window, and the image has several channels of 16 bits; the mode is "I;16", and the
-            image has 8 bits; or Pillow cannot convert the image.
+            image is not one channel of whole numbers from 0 to 65,535; or Pillow cannot convert
+            the image.
     """
     from PIL import Image
 
@@ -161,11 +162,14 @@ def _from_numbers(image, window: tuple[float, float] | None, *, file_format: str
 
 
 def coded(image) -> list:
-    """Return Pillow's `tile` list of a file that is open but not read yet; [] if it has none.
+    """Return Pillow's `tile` list of an image's file; [] for an image in memory.
 
-    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode.
+    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Pillow
+    empties the list when it reads the pixels. So call `coded` before that: it keeps the list.
     """
-    return getattr(image, "tile", None) or []
+    if getattr(image, "tile", None):
+        image.tile_before_load = image.tile
+    return getattr(image, "tile_before_load", [])
 
 
 def _has_16_bits(image) -> bool:
@@ -204,6 +208,7 @@ def turn_of(image) -> int:
     if image.format is None:
         # The code that made this image has turned it already, or has drawn a mask over it unturned.
         return 1
+    coded(image)  # before `load`, so that `read_mask` can call it later
     image.load()  # a PNG may have its EXIF after the pixels; loading turns a TIFF
     return _orientation_of(image)
 
@@ -240,7 +245,9 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def brightest(image) -> int:
-    """Return the largest value of an image of over 8 bits in whole numbers, else 0.
+    """Return the largest value, without opacity, of an image of more than 8 bits; else 0.
+
+    The result is 0 for floats too. For several channels of 16 bits, it is up to 255 too high.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.
@@ -256,7 +263,8 @@ def brightest(image) -> int:
     if hasattr(image, "getbands") and image.mode not in (*_SIXTEEN, "I"):
         if len(image.getbands()) < 2 or not _has_16_bits(image):
             return 0
-        highest = max(high for _, high in image.getextrema())
+        ranges = zip(image.getbands(), image.getextrema(), strict=True)
+        highest = max(high for band, (_, high) in ranges if band != "A")
         return 256 * highest + 255  # Pillow has discarded the lower 8 bits
     if hasattr(image, "detach"):
         image = image.detach().cpu().numpy()
@@ -266,14 +274,14 @@ def brightest(image) -> int:
 
 
 def has_frames(data: bytes) -> bool:
-    """Return whether the bytes of an image file contain several pages or frames.
+    """Return whether a PNG, GIF, WebP or TIFF has several pages or frames.
 
-    For a JPEG the result is False: other images may be attached to it, but these are not frames.
+    For other kinds of files the result is False. Other images may be attached to a JPEG, but these
+    are not frames.
     """
     from PIL import Image
 
     # An animated PNG has a chunk acTL before its pixels. The others are GIF, WebP and TIFF.
-
     is_animated_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
     if is_animated_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
         # Errors are suppressed, because damage in a later frame does not matter: only the first

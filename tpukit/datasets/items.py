@@ -17,6 +17,7 @@ import inspect
 import math
 import os
 import pickle
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -40,10 +41,10 @@ from tpukit.essentials.display import (
     screen,
 )
 
-# The number of items that are read twice to detect random transforms. A transform that flips with
-# probability 1/2 remains undetected with probability 2**-16, 1 in 65,000.
+# At most this many items are read twice to detect random transforms. Of 16 items, a transform that
+# flips with probability 1/2 remains undetected with probability 2**-16, 1 in 65,000.
 _READ_TWICE = 16
-# `Items.digest` reads this many items of a dataset; of a list it reads all, from memory.
+# `Items.digest` reads at most this many items of a dataset; of a list it reads all, from memory.
 _SAMPLED = 100
 
 
@@ -54,6 +55,7 @@ class StoredItem(NamedTuple):
     labels: object  # (L,) float32
     dark: tuple[int, ...] = ()  # (brightest value,) of a 16-bit image that is nearly black; or ()
     failure: str = ""  # the reason why the item could not be read; "" if it was read
+    shape: tuple[int, ...] | None = None  # (H, W, C) of pixels before they are resized
 
 
 class ImageColumn:
@@ -103,6 +105,7 @@ class Items:
 
     Raises:
         ValueError: the source has no items, or its items are not images with labels.
+        OSError: no item of a dataset can be read, or the first item of a stream cannot.
     """
 
     def __init__(self, source, columns: Columns | None = None, classes=None):
@@ -201,6 +204,7 @@ class Items:
             ValueError: the item is not of the same kind as the first one.
         """
         image, labels = self.check(item, number)
+        own_shape = getattr(image, "shape", None)
         dark = ()
         if not isinstance(image, bytes):
             dark = self._dark(item, image)
@@ -219,7 +223,7 @@ class Items:
                 "the size of all: size=224",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
-        return StoredItem(stored, labels, dark)
+        return StoredItem(stored, labels, dark, shape=own_shape)
 
     def _dark(self, item, image) -> tuple[int, ...]:
         """Return the brightest value of an image of 16 bits whose pixels are nearly black."""
@@ -289,7 +293,7 @@ class Items:
     def read(self) -> Iterator[tuple]:
         """Yield the number of each item and the item; `Failed` for an item that cannot be read.
 
-        A stream ends with its first failure, because an iterator cannot continue after an error.
+        An iterator cannot continue after an error, so a stream raises it by `Failed.stop`.
         """
         if self.by_number:
             return self._read_by_number()
@@ -321,9 +325,9 @@ class Items:
     def digest(self) -> bytes:
         """Return a SHA-256 digest, by which a later call recognises the same items.
 
-        For a list, it covers all items. For a dataset, it covers all labels, but only a hundred
-        items, because reading all items would take as long as packing them. For a stream, it
-        covers the first item.
+        For a list, it covers all items. For a dataset, it covers the labels in its attributes and
+        at most a hundred items, because reading all items would take as long as packing them. For
+        a stream, it covers the first item.
         """
         if not self.by_number:
             chosen = [self.first]
@@ -353,18 +357,21 @@ class Items:
     def _one(self, number: int) -> tuple:
         """Return an item's image and labels.
 
-        If the item cannot be read, the text of the error takes the place of the image.
+        If the item cannot be read, the text of the error takes the place of the image. The text has
+        no addresses of objects, because these differ at each call.
         """
         import numpy
 
         try:
             item = self.source[number]
         except Exception as error:  # the dataset is the user's code, and may raise anything
-            return repr(error).encode(), numpy.empty(0)
-        try:
-            return self.check(item, number)
-        except OSError as error:
-            return repr(error).encode(), numpy.empty(0)
+            failed = error
+        else:
+            try:
+                return self.check(item, number)
+            except OSError as error:
+                failed = error
+        return re.sub(" at 0x[0-9A-Fa-f]+", "", repr(failed)).encode(), numpy.empty(0)
 
 
 def _of_other_length(number: int, count: int, expected: int) -> InvalidValueError:

@@ -61,7 +61,7 @@ class PackedImages(StoredImages):
         encoding: "jpeg" for encoded images of any format, "uint8" for pixels.
         index: (N,) of `row_type`, as in the file index.npy.
         skipped: a list with a dict of "row", "name" and "why" for each image that was left out.
-        digest: the digest of the manifest; two packs have different digests.
+        digest: the digest of the manifest. Only packs of equal contents have the same digest.
 
     Raises:
         FileNotFoundError: there is no finished pack in the folder.
@@ -139,7 +139,7 @@ class PackedImages(StoredImages):
 
     @property
     def report(self) -> str:
-        """A summary of the pack in one line, and one more line for each sign of a mistake."""
+        """A summary of the pack in one line, then a line for each fact that may be a mistake."""
         found = self._manifest
         lines = [counted(len(self), "image") + self._labels_in_words()]
         quantity = self._likely_classes()
@@ -149,22 +149,25 @@ class PackedImages(StoredImages):
         if others:
             count = sum(others.values())
             kinds = most_frequent(others)
-            lines.append(f"left out: {count:,} files that are no images of a class ({kinds})")
+            lines.append(
+                f"files left out, because they are no images of a class: {count:,} ({kinds})"
+            )
         if found["repeated"]:
             lines.append(self._copies_in_words())
         brightest = found["brightest"]
         if found["dark"] and brightest < 2**14:
             white = 2 ** brightest.bit_length() - 1  # 4095 for images of 12 bits
             lines.append(
-                f"{found['dark']:,} images of 16 bits are nearly black, none above {brightest:,}: "
-                f"options=tpukit.PackOptions(window=(0, {white})) makes that white"
+                f"images of 16 bits that are nearly black: {found['dark']:,}, with values up to "
+                f"{brightest:,}; if they have one channel, pass "
+                f"options=tpukit.PackOptions(window=(0, {white})): {white:,} becomes white"
             )
         lines += self._masks_in_words()
         frames = found.get("frames")
         if frames:
             lines.append(
-                f"{counted(frames, 'file')} with several pages or frames: only the first page or "
-                "frame of each is packed"
+                f"files with several pages or frames: {frames:,}; only the first page or frame of "
+                "each is used"
             )
         return "\n      ".join(lines)
 
@@ -180,7 +183,10 @@ class PackedImages(StoredImages):
         return "" if self.has_masks else ", no labels"
 
     def _likely_classes(self) -> str | None:
-        """Return a line that proposes classes=, if the only label has few values, all whole."""
+        """Return a line that proposes classes=, if the values of the only label may be classes.
+
+        They may be if they are few whole numbers from 0 to 999.
+        """
         import numpy
 
         if self.classes or len(self.names) != 1:
@@ -192,18 +198,18 @@ class PackedImages(StoredImages):
         if not are_few or not are_whole or values[-1] >= 1000:
             return None
         return (
-            f"{self.names[0]} is a quantity here, (N, 1) float32, with {len(values)} whole values; "
-            f"as classes: pack(..., classes=range({values[-1] + 1:.0f}))"
+            f"the label {self.names[0]} has {len(values)} values, all whole, and is stored as a "
+            f"quantity, (N, 1) float32; for classes: pack(..., classes=range({values[-1] + 1:.0f}))"
         )
 
     def _copies_in_words(self) -> str:
-        line = f"{self._manifest['repeated']:,} images are there more than once"
+        line = f"copies of other images: {self._manifest['repeated']:,}"
         relabelled = self._manifest.get("relabelled")
         if relabelled:
-            line += f", {relabelled:,} with other labels"
+            line += f"; copies with other labels: {relabelled:,}"
         if self.group_names:
-            return f"{line}; groups= decides on which side of a split each is"
-        return f"{line}; split keeps them together"
+            return f"{line}; `split` follows groups=, and may separate an image from its copies"
+        return f"{line}; `split` puts an image and its copies into the same part"
 
     def _masks_in_words(self) -> list[str]:
         if not self.has_masks:
@@ -212,13 +218,13 @@ class PackedImages(StoredImages):
         lines = [f"masks hold {counted(len(values), 'value')}: {first_few(values, _FEW)}"]
         if 255 in values and set(values) <= {0, 255}:
             lines.append(
-                "masks hold 0 and 255 alone: "
-                "if 255 is a class, divide by 255; if its pixels do not count, ignore_index=255"
+                "masks hold only the values 0 and 255: if 255 is a class, divide the masks by 255; "
+                "if it marks pixels that do not count, pass ignore_index=255 to the loss"
             )
         for number, (colour, other) in self._manifest.get("mask_colours", {}).items():
             lines.append(
                 f"masks show class {number} in several colours, {tuple(colour)} and "
-                f"{tuple(other)}: do all palettes give a class the same number?"
+                f"{tuple(other)}: check that a class has the same number in all palettes"
             )
             break  # the first is enough to look at
         return lines

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -158,12 +158,12 @@ def pack(
             end. If the call is interrupted, the next call reads the iterable from its start.
         folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
-        labels: for a table, the names of the columns that are labels. For items that are dicts,
-            the keys of labels; None for the first of label, labels, fine_label, target and targets
-            that exists. [] for no labels. Labels are stored as float32, which rounds fractions. An
-            integer beyond 2**24 is an error, and so is a whole number in a column of floats if
-            float32 would change it, or a number too large or too small for float32. A single column
-            of words becomes classes.
+        labels: for a table, the names of the columns that are labels; None for no labels. For items
+            that are dicts, the keys of labels; None for the first of label, labels, fine_label,
+            target and targets that exists, [] for no labels. Labels are stored as float32, which
+            rounds fractions. An integer beyond 2**24 is an error, and so is a whole number in a
+            column of floats if float32 would change it, or a number too large or too small for
+            float32. A single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -209,6 +209,9 @@ def pack(
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, options, size=size)
+    folder = _folders(folder)
+    labels = _as_list(labels)
+    classes = _as_list(classes)
     if options.quality is not None:
         raise InvalidValueError(
             "pack does not support PackOptions(quality=...)",
@@ -229,20 +232,22 @@ def pack(
     if arguments and not os.path.exists(source):
         plan = _numbers_in_plan(size, options)
         plan |= {"window": None, "mode": None, "resize": None, **columns.form.plan()}
-        outlived = find_outlived(
-            source, _folders(folder), root=root, plan=plan, arguments=arguments
-        )
+        outlived = find_outlived(source, folder, root=root, plan=plan, arguments=arguments)
         if outlived is not None:
             print(f"pack: {outlived.report}")
             _report_skipped(outlived, share_of(damaged))
             return outlived
-    without = _folders(folder)[0]
-    described = describe_source(source, labels, groups, classes, columns, without=without)
+    described = describe_source(source, labels, groups, classes, columns, without=folder[0])
     if arguments:
         described = replace(described, arguments=arguments)
     return pack_described(
         described, folder, size=size, damaged=damaged, progress=progress, options=options
     )
+
+
+def _as_list(names):
+    """Return an iterator as a list, because `pack` reads it twice; else return `names`."""
+    return list(names) if isinstance(names, Iterator) else names
 
 
 def form_of(options: PackOptions) -> PixelForm:
@@ -312,10 +317,11 @@ def pack_described(
     """
     workers = whole_number("workers", options.workers, 1)
     numbers = _numbers_in_plan(size, options)
+    places = _folders(folder)
     targets = []
     for settings in (described.settings, *otherwise):
         plan = {**described.facts, **numbers, **settings}
-        targets += [PackFolder(place, plan) for place in _folders(folder)]
+        targets += [PackFolder(place, plan) for place in places]
     room = Room(described)
     share = share_of(damaged)
     target = room.choose(targets)
@@ -335,6 +341,8 @@ def pack_described(
 
 def _folders(folder) -> list[Path]:
     folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+    if not folders:
+        raise InvalidValueError("folder= names no folder", fix='pack(source, "packed")')
     for each in folders:
         # As a path, a URL would create a folder "gs:" here.
         if "://" in os.fspath(each):
@@ -547,9 +555,9 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     is_whole = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     rows = planned[is_whole]
     contents = numpy.concatenate([contents_of(target, file) for file in files])
-    # `contents[:, 0]` is a digest of each image's pixels.
+    # `contents[:, 0]` is a digest of each image's stored bytes, without its mask.
     _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
-    first_copy = first[same]  # for each image the index of the first image with the same pixels
+    first_copy = first[same]  # for each image the index of the first image with the same bytes
     repeated = len(contents) - len(first)
     groups = None
     if repeated and not described.group_names:
@@ -613,7 +621,8 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
     """Raise ValueError if too many images are damaged."""
     if len(skipped) == count:
         raise InvalidValueError(
-            f"none of the {count} images can be decoded, for instance {skipped[0]}",
+            f"none of the {count:,} images can be decoded",
+            found=_reasons(skipped),
             fix="check that these are images, and that the paths are right",
         )
     damaged = len(skipped) / count  # not a product: 0.29 * 100 < 29

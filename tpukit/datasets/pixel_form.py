@@ -90,7 +90,7 @@ def image_size(size) -> tuple[int, int] | None:
         raise InvalidValueError(
             f"size is one number, or (height, width), got {size!r}", fix="size=(256, 512)"
         )
-    height, width = (whole_number("size", side, 1) for side in size)
+    height, width = (whole_number("size", side, 1, is_optional=False) for side in size)
     return height, width
 
 

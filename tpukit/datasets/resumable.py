@@ -5,8 +5,8 @@
                 folder/00000-of-00002...       finished files
     finished    folder/manifest.json           written last; `unfinished` is removed
 
-A call with the same plan continues. A call with another plan raises if the folder has finished
-files.
+A call with the same plan continues. `begin` with another plan removes the files of the first call.
+So `pack` compares the plans first, and raises an error if there are finished files.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class ResumableFolder:
         if self.folder.is_dir():
             found = sorted(os.listdir(self.folder))[:4]
         fix = f"pass the folder that {self.make} has written"
-        if UNFINISHED in found:
+        if self.work.is_dir():
             fix = f"call {self.make} as before: it continues where it was interrupted"
         return PathNotFoundError(
             f"{self.folder} holds no finished {self.kind}", found=found, fix=fix

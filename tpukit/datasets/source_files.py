@@ -16,7 +16,7 @@ from tpukit.datasets.masks import join
 
 # `look_at` reads the sizes and times of this many files: about 1 ms per file on a network drive.
 _LOOKED_AT = 20_000
-COMPARED = 100  # `find_changed` compares the contents of this many files
+COMPARED = 100  # `find_changed` compares the contents of at most this many files
 # Without this flag, `open` waits for a writer if the path is that of a pipe or a device.
 _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
@@ -24,7 +24,7 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0)
 class Files:
     """The files of a source. `files[n]` is the bytes of one image file.
 
-    If there are masks, it is the result of `join` for the image file and its mask file.
+    If there are masks, `files[n]` is the result of `join` for the image file and its mask file.
 
     Args:
         names: the paths of the images.
@@ -98,9 +98,9 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
             the sum of their sizes and the later of their times.
 
     Returns:
-        A structured array with the fields "row", the position in `names`; "size" in bytes, -1
-            if there is no file at the path; "time", the modification time in ns; and "place", a
-        CRC-32 of the absolute path.
+        A structured array with the fields "row", the position in `names`; "size" in bytes, -1 if
+        there is no file at the path; "time", the modification time in ns; and "place", a CRC-32 of
+        the absolute paths of the image and its mask.
     """
     import numpy
 
@@ -155,12 +155,13 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | N
     # take as long as packing them, so a sample is compared.
     doubtful = now["row"][is_there & has_moved]
     step = math.ceil(len(doubtful) / COMPARED) or 1
-    for row in doubtful[::step].tolist():
+    sample = doubtful[::step].tolist()
+    for row in sample:
         if not is_packed(row):
             return f"{files.name(row)} has other contents than the file that was packed"
     if len(doubtful) > COMPARED:
         print(
             f"pack: {len(doubtful):,} files have other times or paths than when they were "
-            "packed; a hundred of them were compared, and are equal"
+            f"packed; {len(sample)} of them were compared, and have the same contents"
         )
     return None

@@ -4,8 +4,8 @@
     "\\x93NUMPY"                     an array of numpy                        numpy.load(file)
     784 bytes of no format          pixels without a header                  numpy.frombuffer(...)
 
-If a file begins like one of Pillow's formats but Pillow cannot open it, the file is damaged.
-`unread_kind` returns None for it, and the file must be copied again.
+If Pillow cannot open a file that begins like one of its formats, the file is damaged, except for a
+complete TIFF. `unread_kind` returns None for a damaged file, which must be copied again.
 """
 
 import io
@@ -31,15 +31,15 @@ def _items(image: str) -> str:
     return f"pack([({image}, label) for file, label in zip(files, labels)], ...)"
 
 
-def _opener(package: str, call: str) -> str:
-    return (
-        f"%pip install {package.replace('_', '-')}; then import {package}; {call}, and call again"
-    )
+def _opener(package: str, code: str) -> str:
+    return f"%pip install {package}; then {code}, and call again"
 
 
 _WINDOW = "options=tpukit.PackOptions(window=(low, high)) names the values of black and white"
-_HEIC = UnreadKind("HEIC", _opener("pillow_heif", "pillow_heif.register_heif_opener()"))
-_JPEG_XL = UnreadKind("JPEG XL", _opener("pillow_jxl_plugin", "import pillow_jxl"))
+_HEIC = UnreadKind(
+    "HEIC", _opener("pillow-heif", "import pillow_heif; pillow_heif.register_heif_opener()")
+)
+_JPEG_XL = UnreadKind("JPEG XL", _opener("pillow-jxl-plugin", "import pillow_jxl"))
 
 
 class _Start(NamedTuple):

@@ -1,8 +1,8 @@
 """Report the reasons why a device is slow, each with its fix.
 
 The numbers come from counters of torch_xla and of the backend: compilations, copies to and from the
-host, operations without a lowering, waits and memory. Each function here compares a number with a
-limit, and returns a `Finding`.
+host, operations without a lowering, waits and memory. For each, a function here returns a
+`Finding`: a warning if a number is beyond its limit.
 """
 
 import statistics
@@ -14,8 +14,8 @@ from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Batches, Core
 
 # Limits of the findings: a larger number is a warning.
-# A training needs 2 graphs for its step, and an evaluation 1. Copies, averages and gathers need
-# further small graphs.
+# A training needs 1 or 2 graphs for its step, and an evaluation 1. Copies, averages and gathers
+# need further small graphs.
 _MANY_GRAPHS = 12
 _MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
 _LONG_WAIT = 0.1  # share of a loop's time in which it waits for data

@@ -19,8 +19,8 @@ from pathlib import Path
 from tpukit.essentials.display import explain
 from tpukit.profiling.instruments import graph_key, graph_text, record_lines
 
-# The first step creates the optimizer's state, so the second step has another graph. From the third
-# step on, the graph stays the same.
+# Most optimizers create their state in the first step, so the second step has another graph. From
+# the third step on, the graph stays the same.
 _SETTLED = 3
 _MOST_MESSAGES = 5  # limit: a loop that compiles in every step would fill the notebook
 # A line of HLO text: "%m.4 = f32[8] multiply(%x.1, %b.2), ...". The groups are the shape, the kind

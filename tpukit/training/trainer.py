@@ -27,6 +27,7 @@ from tpukit.essentials.display import InvalidTypeError, counted
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
+from tpukit.training.adam_state import adam_state_created
 from tpukit.training.batch import FurtherParts, kind_of_samples
 from tpukit.training.built_with import check_length
 from tpukit.training.checks import (
@@ -389,9 +390,9 @@ class Trainer:
         if not self.is_over:
             self._try_evaluation()
         epochs_before = self.progress.epoch - 1
-        run_began = time.monotonic()
+        run_began = time.perf_counter()
         while not self.is_over:
-            epoch_began = time.monotonic()
+            epoch_began = time.perf_counter()
             self.clock.start_epoch()
             self._show_epochs(epochs_before, seconds=epoch_began - run_began)
             with self.clock.part("steps"):
@@ -401,7 +402,7 @@ class Trainer:
             if not self.history.stopped:
                 self._end_epoch(epoch_began)
                 self._stop_early()
-        self._show_epochs(epochs_before, seconds=time.monotonic() - run_began)
+        self._show_epochs(epochs_before, seconds=time.perf_counter() - run_began)
 
     def _train_epoch(self) -> None:
         at = self.progress
@@ -448,12 +449,16 @@ class Trainer:
             self.core.same_seed(*at.seed_words)
         lr = self.step.lr  # read before the step, because a scheduler changes it at the step's end
         self.time_limit.update(save_is_due=self.core.is_main and self.state.is_due)
-        local, reduced = self.step(
-            number,
-            tuple(sent.tensors for sent in group),
-            self.time_limit.flags,
-            is_last=at.in_epoch + 1 == at.steps_per_epoch,
-        )
+        creating = contextlib.nullcontext()
+        if is_first:
+            creating = adam_state_created(self.core, self.step.optimizer)
+        with creating:
+            local, reduced = self.step(
+                number,
+                tuple(sent.tensors for sent in group),
+                self.time_limit.flags,
+                is_last=at.in_epoch + 1 == at.steps_per_epoch,
+            )
         self._report_unequal(len(group))
         at.step += 1
         at.in_epoch += 1
@@ -498,7 +503,7 @@ class Trainer:
             # NaN means that no interval of the epoch has this rate.
             if not math.isnan(rate):
                 row[name] = rate
-        row["seconds"] = time.monotonic() - began
+        row["seconds"] = time.perf_counter() - began
         is_best = self._add_to_history(row)
         at.epoch += 1
         at.in_epoch = 0
@@ -564,7 +569,8 @@ class Trainer:
             self.core.print(f"stopped: {reason}")
 
     def _start_interval(self) -> None:
-        self._interval_began = time.monotonic()
+        # Not `monotonic`: on Windows, Python 3.12 counts it in ticks of 16 ms, so it may give 0 s.
+        self._interval_began = time.perf_counter()
         self._interval_step = self.progress.step
         self._interval_batches = 0
         self._waited_before = self.train.wait_seconds
@@ -578,7 +584,7 @@ class Trainer:
         steps = at.step - self._interval_step
         self.step.end_interval(steps)
         # The losses are on the host, so the device has finished the steps of the interval.
-        seconds = time.monotonic() - self._interval_began
+        seconds = time.perf_counter() - self._interval_began
         self.time_limit.record("interval", seconds)
         row = {
             "step": at.step,

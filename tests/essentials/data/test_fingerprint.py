@@ -37,6 +37,15 @@ DIFFER = {
         labels=torch.tensor([turn(HALF), turn(HALF)], dtype=torch.bfloat16).T[:, 0]
     ),
     "an array": lambda turn: Holding(y=numpy.array(turn(HALF))),
+    "numbers of eight bits": lambda turn: Holding(
+        labels=torch.tensor(turn(HALF)).to(torch.float8_e4m3fn)
+    ),
+    "a list of numpy's numbers": lambda turn: Holding(labels=list(numpy.array(turn(HALF)))),
+    "a list of torch's numbers": lambda turn: Holding(labels=list(torch.tensor(turn(HALF)))),
+    "pairs with numpy's numbers": lambda turn: Holding(
+        samples=[(str(one), numpy.int64(one)) for one in turn(HALF)]
+    ),
+    "sixteen tensors": lambda turn: Holding(tensors=[torch.tensor(turn(HALF))] * 16),
     "a list of files": lambda turn: Holding(files=[Path(str(one)) for one in turn(HALF)]),
     "a list of pairs": lambda turn: Holding(samples=[(str(one), one) for one in turn(HALF)]),
     "a list of rows": lambda turn: Holding(
@@ -70,6 +79,14 @@ def list_of(rows):
     return rows
 
 
+class Polars(Holding):
+    """What a table of Polars has in common with one of Arrow."""
+
+    def __init__(self, number):
+        self.columns = ["label"]
+        self.slice = (abs, len)[number]
+
+
 MAY_DIFFER = {
     "pixels that are read when they are asked for": lambda number: Holding(
         pixels=numpy.full((10, 64, 64), number)
@@ -79,6 +96,7 @@ MAY_DIFFER = {
     ),
     "functions": lambda number: Holding(transform=(abs, len)[number]),
     "numbers": lambda number: Holding(epoch=number),
+    "a table of Polars, whose columns are names": lambda number: Holding(table=Polars(number)),
     "a length that is none": lambda number: (itertools.count, zip)[0](),
 }
 

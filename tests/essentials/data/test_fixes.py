@@ -93,6 +93,14 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
         augment(IMAGES, torch.zeros(2).long())
     augment(IMAGES, LABELS)
 
+    masks = torch.zeros(2, 8, 8, dtype=torch.uint8)
+    for fill, kind in ((-100, torch.uint8), (255, torch.int8), (255, torch.bool)):
+        with fixes("augment: fill={} is no class number of {} masks: it would become {}") as fix:
+            Augment(fill=fill)(IMAGES, masks.to(kind))
+        changed = fix.code(r"(?<=pass ).*?(?=, or)", masks=masks.to(kind))
+        Augment(fill=fill)(IMAGES, changed)
+    Augment(fill=255)(IMAGES, masks)
+
 
 def test_the_fixes_work_for_options_of_augment():
     for fill in (256, -257, 1.0, True):
@@ -134,6 +142,20 @@ def test_the_fixes_work_for_options_of_augment():
 
 
 # Batches
+
+
+def test_the_fix_works_for_samples_with_a_mask():
+    def sample(name):
+        return {"image": torch.zeros(3), name: torch.ones(2, 2)}
+
+    with fixes(
+        'feeds: mask=True adds the entry "mask" to a batch, and the samples have ...'
+    ) as fix:
+        all_of(core.batches([sample("mask")] * 3, batch_size=2, mask=True))
+    named = fix.code(r'(?<=call it )"\w+"')
+    (batch, _) = all_of(core.batches([sample(named)] * 3, batch_size=2, mask=True))
+    assert (batch[named].shape, batch["mask"].tolist()) == ((2, 2, 2), [True, True])
+    all_of(core.batches([sample("mask")] * 3, batch_size=2, mask=False))
 
 
 def test_the_fixes_work_for_datasets():

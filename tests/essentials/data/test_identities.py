@@ -31,6 +31,15 @@ class Describing(Holding):
         return {"fold": self.fold}
 
 
+class Polars(Holding):
+    """What a table of Polars has in common with one of Arrow."""
+
+    columns = ("label",)
+
+    def slice(self, offset, length):
+        return self
+
+
 def files(folder, names="abcdefghij"):
     return [f"{folder}/{name}.jpg" for name in names]
 
@@ -54,6 +63,11 @@ DIFFERENT = {
         Subset(Holding(), numpy.arange(5)),
         Subset(Holding(), numpy.arange(5) + 5),
     ),
+    "a subset of numpy's numbers": (
+        Subset(Holding(), list(numpy.arange(5))),
+        Subset(Holding(), list(numpy.arange(5) + 5)),
+    ),
+    "a fold that is numpy's number": (Holding(fold=numpy.int64(0)), Holding(fold=numpy.int64(1))),
     "the dataset of a subset": (
         Subset(Holding(fold=0), TEN[:5]),
         Subset(Holding(fold=1), TEN[:5]),
@@ -93,6 +107,11 @@ SAME = {
         Holding(table=pandas.DataFrame({"path": files("/a"), "label": TEN})),
         Holding(table=pandas.DataFrame({"path": files("/b/c"), "label": TEN})),
     ),
+    "numpy's numbers and Python's": (
+        Holding(fold=0, labels=TEN),
+        Holding(fold=numpy.int64(0), labels=list(numpy.array(TEN))),
+    ),
+    "a table of a library that is not known": (Holding(table=Polars()), Holding(table=Polars())),
     "processes": (Holding(num_workers=2, rank=0), Holding(num_workers=8, rank=1)),
     "images read so far": (Holding(cache=large(0.0)), Holding(cache=large(1.0))),
     "counted while it is read": (Describing(fold=0, reads=1), Describing(fold=0, reads=2)),

@@ -77,6 +77,7 @@ UNCLEAR = {
         "one text for each class number",
     ),
     "a missing name": (["cat", None], "one text for each class number"),
+    "a missing name of pandas": (["cat", pandas.NA], "one text for each class number"),
 }
 
 

@@ -1,3 +1,4 @@
+import numpy
 import pytest
 
 from tpukit.essentials.display import parse_duration
@@ -5,7 +6,15 @@ from tpukit.essentials.display import parse_duration
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("8h30m", 30600), ("90s", 90), ("10m", 600), ("1d", 86400), (2.5, 2.5), (" 1h ", 3600)],
+    [
+        ("8h30m", 30600),
+        ("90s", 90),
+        ("10m", 600),
+        ("1d", 86400),
+        (2.5, 2.5),
+        (" 1h ", 3600),
+        (numpy.int64(9), 9),
+    ],
 )
 def test_times_are_read(text, expected):
     assert parse_duration(text) == expected

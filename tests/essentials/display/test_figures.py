@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 from tpukit import launch, show_history
 from tpukit.essentials.display.figure_inputs import _IMAGENET_MEAN, _IMAGENET_STD
-from tpukit.essentials.display.figure_style import COLORS, style_figure
+from tpukit.essentials.display.figure_style import COLORS, PAPER, style_figure
 from tpukit.essentials.display.figures import show_batch
 from tpukit.metrics.predictions_figure import show_predictions
 
@@ -601,6 +601,13 @@ def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyp
     ]
     with pytest.raises(ValueError, match="must be a description of the figure in words"):
         style_figure(figure, " ")
+
+
+def test_a_figure_of_ones_own_may_have_polar_axes():
+    figure = matplotlib.figure.Figure()
+    axes = figure.add_subplot(projection="polar")
+    assert style_figure(figure, "a circle") is figure
+    assert matplotlib.colors.to_hex(axes.get_facecolor()) == PAPER
 
 
 DESCRIBED = {

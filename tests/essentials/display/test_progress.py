@@ -60,6 +60,7 @@ def test_nothing_new_is_not_drawn_again():
             r"draw  30/120  25%  15.0 studies/s  6 s left",
         ),
         (Bar("epochs", 3, 12, 0, seconds=36.0), r"epochs  3/12  25%  12 s each  1 min 48 s left"),
+        (Bar("train", 3, 12, 1, seconds=6.0), r"train  3/12  25%  2.0 s each  18 s left"),
         (Bar("epochs", 5, 6, 0, seconds=20.0, start=3), r"epochs  5/6  83%  10 s each  10 s left"),
         (Bar("train", 4, 8, 64, seconds=0.0, start=4), r"train  4/8  50%"),
         (Bar("train", 3, 12, 64, seconds=2.0, note="slow"), r"train  3/12 .*  6 s left  slow"),

@@ -148,6 +148,17 @@ def test_a_model_that_holds_what_cannot_be_copied_is_moved_itself_as_the_fix_say
     assert quietly(work).results == [True, True]
 
 
+def test_a_model_that_holds_a_list_of_computed_tensors_names_the_fix():
+    def work(core):
+        model = torch.nn.Linear(2, 2)
+        model.history = [model.weight * 2]  # as a forward pass in the notebook may leave behind
+        with pytest.raises(TypeError, match=r"cannot be copied(.|\n)*in_place=True"):
+            core.model(model)
+        return core.model(model, in_place=True) is model
+
+    assert quietly(work).results == [True, True]
+
+
 def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone():
     def work(core):
         used, unused = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
@@ -288,7 +299,14 @@ def test_the_mean_of_a_dict_is_by_name_in_any_order(backend):
         order = ["cat", "dog"] if core.rank == 0 else ["dog", "cat"]
         numbers = {name: {"cat": 0.0, "dog": 1.0}[name] + core.rank for name in order}
         tensors = {name: core.to_device([torch.tensor(numbers[name])])[0] for name in order}
-        found = core.mean({"of": numbers, "tensors": tensors, "cat": 16_777_217 + core.rank})
+        found = core.mean(
+            {
+                "of": numbers,
+                "tensors": tensors,
+                "cat": 16_777_217 + core.rank,
+                "kinds": numpy.float64(1.0) if core.rank else 0.0,
+            }
+        )
         with core.step():
             within = core.mean(tensors)
         return core.to_host((found, within))
@@ -296,6 +314,7 @@ def test_the_mean_of_a_dict_is_by_name_in_any_order(backend):
     for found, within in quietly(work, backend=backend).results:
         assert found["of"] == {"cat": 0.5, "dog": 1.5}
         assert found["cat"] == 16_777_217.5
+        assert found["kinds"] == 0.5
         for tensors in (found["tensors"], within):
             assert {name: float(tensor) for name, tensor in tensors.items()} == found["of"]
 
@@ -380,6 +399,13 @@ def test_gather_in_order_is_every_sample_once():
         ),
         (lambda core: core.log(note="text"), "got note = str"),
         (lambda core: core.log(note="3"), "got note = str"),
+        (lambda core: core.log({"loss": 1.0}), "step must be a number, got {'loss': 1.0}"),
+        (lambda core: [*core.progress([], 5)], r"got 5(.|\n)*core.progress\(\.\.\., total=5\)"),
+        (
+            lambda core: core.model(small_net(True), allow_different="*.counts"),
+            r"allow_different=\['\*.counts'\]",
+        ),
+        (lambda core: core.log(loss=torch.tensor(1j)), "got loss = Tensor"),
         (lambda core: core.log(loss=numpy.ones(3)), r"got loss = ndarray\(3,\)"),
         (lambda core: core.batches([], batch_size=4), "dataset is empty"),
     ],
@@ -467,6 +493,17 @@ def test_logging_every_step_copies_nothing_between_messages():
     fast_enough, copies = run.results[0]
     assert copies == 0 or not fast_enough
     assert [row["loss"] for row in run.log] == [float(step) for step in range(1, 52)]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+def test_progress_goes_over_a_loader_whose_length_is_not_known():
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=2)  # it has __len__, which raises
+    run = quietly(lambda core: [batch.tolist() for batch in core.progress(loader)])
+    assert run.results == [[[0, 1], [2, 3]]] * 2
 
 
 def test_whatever_is_a_number_can_be_logged():

@@ -146,6 +146,12 @@ def test_a_core_that_has_returned_is_not_waited_for():
     assert states.rows({1}) == [("core 0", "compiling graph 1 for 5 s"), ("core 1", "done")]
 
 
+def test_the_last_cores_in_a_collective_are_named():
+    beats = {0: (5, None, None), 1: (9, "barrier", None), 2: (9, "barrier", None)}
+    assert run(beats).words({0}) == "cores 1 and 2 in barrier() for 5 s"
+    assert run(beats).words({0, 1}) == "core 2 in barrier() for 5 s"
+
+
 def test_a_core_whose_heartbeats_stop_is_told():
     states = run({0: (1, "gather", None), 1: (1, None, None)})
     states.beat(0, 1, "gather", None)

@@ -21,7 +21,7 @@ from helpers.waiting import interrupt_when, wait_until
 import tpukit
 from tpukit import LaunchInterrupted, WorkerError, launch
 from tpukit.essentials.environment import OwnMemory
-from tpukit.essentials.launcher import messages, worker
+from tpukit.essentials.launcher import messages, signals, worker
 from tpukit.essentials.launcher.channel import Receiver
 from tpukit.essentials.launcher.core import Core
 from tpukit.essentials.launcher.failure import Failures, exception_raised, process_ended
@@ -128,6 +128,63 @@ def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
     )
     assert ended.returncode == 0
     assert os.listdir(tmp_path) == []
+
+
+def raised_from_itself(core):
+    try:
+        raise ValueError("loss is nan")
+    except ValueError as error:
+        raise error from error
+
+
+def test_an_exception_that_is_its_own_cause_ends_the_run():
+    with pytest.raises(WorkerError, match="core 0 of 2 raised ValueError: loss is nan"):
+        quietly(raised_from_itself, timeout=300)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_the_line_of_an_error_in_a_library_is_that_of_the_user(folder, tmp_path):
+    own = {}
+    file = tmp_path / folder / "library.py"  # Debian and Colab install into dist-packages
+    exec(compile("def inner():\n    raise KeyError('loss')", file, "exec"), own)
+
+    def work(core):
+        own["inner"]()
+
+    with pytest.raises(WorkerError) as caught:
+        quietly(work)
+    assert caught.value.found.startswith(f"work(), {__file__}, line ")
+
+
+def test_an_exception_of_a_module_that_only_the_worker_can_import_is_reported(tmp_path):
+    (tmp_path / "only_in_workers.py").write_text("class LossError(Exception): pass")
+
+    def work(core):
+        sys.path.append(str(tmp_path))
+        import only_in_workers
+
+        raise only_in_workers.LossError("loss is nan")
+
+    with pytest.raises(WorkerError, match="raised LossError: loss is nan") as caught:
+        quietly(work)
+    assert caught.value.__cause__ is None
+
+
+def test_sigterm_is_not_lost_if_an_interrupt_comes_with_it():
+    def end(*_):
+        raise signals.Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    ended_by = None
+    try:
+        with signals.without_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+    except (KeyboardInterrupt, signals.Terminated) as error:
+        ended_by = error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(ended_by, signals.Terminated)
 
 
 def copies(error):

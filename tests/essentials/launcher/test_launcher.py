@@ -321,6 +321,12 @@ def test_a_chosen_device_is_one_core_of_that_number():
     assert quietly(lambda core: core.world_size, device=1).results == [1]
 
 
+def test_numbers_of_numpy_are_numbers():
+    options = {"timeout": numpy.int64(600), "limits": tpukit.Limits(stall=numpy.float32(600))}
+    assert quietly(lambda core: core.world_size, cores=numpy.int64(2), **options).results == [2, 2]
+    assert quietly(lambda core: core.world_size, device=numpy.int64(1)).results == [1]
+
+
 @pytest.mark.parametrize(
     ("obstacle", "expected"), [(None, "xla:simulator"), ("no C compiler is here", "xla:cpu")]
 )
@@ -462,8 +468,8 @@ def test_a_launch_does_not_start_the_runtime_in_this_process():
 def test_without_fork_one_core_runs_in_this_process():
     out = in_python(
         """
-        import os
-        del os.fork  # Windows
+        import os, signal
+        del os.fork, signal.SIGCHLD  # Windows
         import tpukit
 
         def work(core):

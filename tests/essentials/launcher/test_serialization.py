@@ -123,6 +123,22 @@ def test_what_cannot_travel_is_named(value):
         serialize_call(functools.partial(print, value), ())
 
 
+class Trainer:
+    def __init__(self, part):
+        self.part = part
+
+    def train(self, core):
+        return self.part
+
+
+def test_an_object_that_cannot_travel_with_its_method_is_named():
+    with pytest.raises(SerializationError, match=r"the function \(method\) cannot be sent"):
+        serialize_call(Trainer(threading.Lock()).train, ())
+    with pytest.raises(InvalidValueError, match="larger than 64 MB") as caught:
+        serialize_call(Trainer(b"0" * (MOST_BYTES + 1)).train, ())
+    assert caught.value.found == "the function: 61 MiB"
+
+
 def test_streams_in_memory_travel_and_the_standard_output_is_the_workers_own():
     assert sent(print, io.StringIO("text"))[1][0].getvalue() == "text"
     assert sent(print, sys.stdout)[1][0] is sys.stdout

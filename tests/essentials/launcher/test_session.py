@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ import tpukit
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.environment import DeviceBusyError, open_sessions, wait_for_chips
 from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError
+from tpukit.essentials.launcher.session import _Recovery
 from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
 
 if not hasattr(os, "fork"):
@@ -588,6 +590,27 @@ def test_a_new_session_closes_the_one_before_and_a_closed_one_refuses(capsys):
     assert "closed" in repr(second)
     second.close()
     assert children() == []
+
+
+def test_a_session_whose_start_was_interrupted_can_be_made_again(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = set(children())
+    with monkeypatch.context() as patched:
+        patched.setattr("tpukit.essentials.launcher.serialization.Surroundings", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tpukit.Session(1, "cpu", progress="off")
+    with opened(1) as session:
+        assert session.quietly(lambda core: core.rank).results == [0]
+    assert set(children()) == before
+
+
+def test_the_error_of_a_core_that_is_not_at_its_prompt_names_the_seconds(monkeypatch):
+    monkeypatch.setattr("tpukit.essentials.launcher.session._PROMPT_SECONDS", 0.1)
+    group = SimpleNamespace(ranks=[0], core_0_saves=True, is_at=lambda *_: False, read=list)
+    why = _Recovery(group).wait_for_prompts()
+    assert why == "core 0 did not come back within 0.1 seconds"
 
 
 def test_an_idle_session_gives_its_chips_back(capsys):

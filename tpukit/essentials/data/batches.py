@@ -58,8 +58,8 @@ class Batches:
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         seed: the seed of the order, and of the random numbers of each batch.
-        workers: number of loader processes; None for the number of free processors if images are
-            decoded, otherwise 0.
+        workers: number of loader processes. None for one less than the processors per core, at most
+            16, if a source decodes JPEG images; otherwise 0.
         threads: number of threads that prepare the batches of a source.
         send: a function that copies a list of tensors to the device; None to leave them on the
             host.
@@ -72,7 +72,7 @@ class Batches:
     Attributes:
         dataset: the dataset, as it was passed.
         sampler: the `ShardedSampler`, which computes the samples of this core.
-        epoch: number of the current epoch; between two loops, the number of the next epoch.
+        epoch: number of the current epoch; after a whole loop, the number of the next epoch.
         wait_seconds: seconds that loops have waited for batches; in a session, since the run began.
         drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
@@ -286,7 +286,7 @@ class Batches:
 
         Args:
             saved: the `identity` in the checkpoint.
-            kind: a word for the dataset in the message, such as "dataset".
+            kind: the name of the dataset in the message, such as "dataset for evaluation".
         """
         different = different_parts(saved, self.identity())
         if different:
@@ -328,10 +328,9 @@ class Batches:
         """Continue at a saved position: the next loop yields the rest of that epoch.
 
         In the middle of an epoch, `shuffle` and the buckets must be those of the saved run. With
-        `shuffle` and without buckets, the number of cores and the batch size may differ. Without
-        `shuffle` they must be the same, because each core has read the beginning of its own part,
-        and some samples would be repeated. With buckets they must be the same, because otherwise
-        the steps would contain other samples.
+        `shuffle` and without buckets, the number of cores, the batch size and `drop_last` may
+        differ. Otherwise these three must be the same, too: without `shuffle`, each core has read
+        the beginning of its own part, and with buckets, the steps would contain other samples.
 
         Args:
             state: the result of `state_dict`.

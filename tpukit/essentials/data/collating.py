@@ -15,6 +15,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
     Raises:
         InvalidValueError: the items cannot be stacked; the message describes the first item and the
             first that differs from it.
+        RuntimeError: all items have the same form; torch's error names another cause.
     """
     from torch.utils.data import default_collate
 
@@ -24,9 +25,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
         forms = [_form(item) for item in items]
         are_alike = len(set(forms)) == 1
         if are_alike and isinstance(error, RuntimeError):
-            # All items have the same shapes and dtypes, so the cause is another, such as a lack of
-            # memory or a full /dev/shm.
-            raise
+            raise  # for example because of a lack of memory or a full /dev/shm
         odd = next((place for place, form in enumerate(forms) if form != forms[0]), 0)
         found = []
         for place in sorted({0, odd}):

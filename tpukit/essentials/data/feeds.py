@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tpukit.essentials.data.prefetch import Buffers, load_images, load_samples, run_ahead
 from tpukit.essentials.data.sources import BatchSource, MapDataset, reader_ahead, split_masks
+from tpukit.essentials.display import InvalidValueError
 
 
 class Sent(NamedTuple):
@@ -38,8 +39,8 @@ class EpochPlan(NamedTuple):
     Attributes:
         samples: (steps, batch_size) int64, the sample numbers.
         is_real: (steps, batch_size) bool, False for padding.
-        numbers: a number per batch, unique over all cores. Loader processes seed the random numbers
-            of a batch with it and `seed`.
+        numbers: a number per batch, unique in the epoch over all cores. Together with `seed`, it
+            seeds the batch's random numbers in a loader process, and the dataset's generators.
         seed: (the seed of `Batches`, epoch).
         done: number of steps of this epoch that are over.
         lengths: with buckets, the length to which each step is padded; otherwise None.
@@ -266,6 +267,11 @@ def _jobs(plan: EpochPlan) -> list[tuple]:
 
 def _with_mask(batch: object, real) -> object:
     if isinstance(batch, Mapping):
+        if "mask" in batch:
+            raise InvalidValueError(
+                'mask=True adds the entry "mask" to a batch, and the samples have one already',
+                fix='call it "masks" in __getitem__, or another name; or mask=False',
+            )
         return {**batch, "mask": real}
     if isinstance(batch, list | tuple):
         return (*batch, real)

@@ -1,7 +1,7 @@
 """Compute a fingerprint of a dataset, to compare it between cores without reading a sample.
 
-The fingerprint is a dict of short values by name. Every attribute of the dataset that has an entry
-per sample gets a checksum. A dataset inside another, as in a `Subset`, is described, too:
+The fingerprint is a dict of short values by name. An attribute of the dataset with an entry per
+sample gets a checksum. A dataset inside another, as in a `Subset`, is described, too:
 
     kind of dataset               "Subset"
     length of dataset             800
@@ -32,7 +32,7 @@ def fingerprint(dataset: object) -> dict[str, object]:
 
     Attributes with an entry per sample get a checksum, whatever their names are: the indices of a
     Subset, labels, targets, tensors, files, the rows of a table. Lists of class names get one, too.
-    Datasets with equal fingerprints may still differ in their pixels.
+    Entries of more than 1 KiB, such as pixels, and entries that are objects are not compared.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
@@ -76,7 +76,7 @@ def _few_parts(value: object) -> list:
     """Return the items of a short list or dict."""
     if isinstance(value, Mapping):
         value = list(value.values())
-    is_short = isinstance(value, tuple | list) and len(value) < _MOST_TENSORS
+    is_short = isinstance(value, tuple | list) and len(value) <= _MOST_TENSORS
     if is_short:
         return list(value)
     return []
@@ -104,7 +104,7 @@ def _are_all(kind: type, values: Iterable) -> bool:
 
 
 def parts_of(dataset: object) -> list[tuple[str, object]]:
-    """Return the attributes of a dataset by name, without methods."""
+    """Return the attributes of a dataset by name, without those that can be called."""
     parts = dict(getattr(dataset, "__dict__", {}))
     for name in ("labels", "targets", "indices"):  # these may be properties
         try:
@@ -139,13 +139,13 @@ def _checksum(value: object) -> int | None:
     if hasattr(value, "iloc"):  # pandas
         step = row_step(MOST_PER_SAMPLE * len(value), len(value))
         return zlib.crc32(value.iloc[::step].to_csv().encode())
-    if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face uses it
+    if is_arrow(value):
         value = column_checksums(value)
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, list | tuple | range | numpy.ndarray) and len(value):
         step = row_step(PLAIN_BYTES * len(value), len(value))
-        some = list(value[::step])
+        some = list(map(as_plain, value[::step]))
         if all(map(is_plain, some)):
             return zlib.crc32(repr(some).encode())
     return None
@@ -154,7 +154,7 @@ def _checksum(value: object) -> int | None:
 def as_array(tensor):
     """Return a dense tensor in host memory as an array; other tensors unchanged.
 
-    bfloat16 becomes uint8, with the two bytes of each number.
+    Floats that numpy does not have, such as bfloat16, become uint8: the bytes of each number.
     """
     import torch
 
@@ -163,9 +163,10 @@ def as_array(tensor):
     if not all([is_on_cpu, is_strided, tensor.ndim]):
         return tensor
     tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16
+    floats_of_numpy = (torch.float16, torch.float32, torch.float64)
+    if tensor.is_floating_point() and tensor.dtype not in floats_of_numpy:
         tensor = tensor.contiguous().view(torch.uint8)
-    return tensor.resolve_conj().numpy()
+    return tensor.resolve_conj().resolve_neg().numpy()
 
 
 def array_checksum(array) -> int:
@@ -177,6 +178,11 @@ def array_checksum(array) -> int:
     return zlib.crc32(numpy.ascontiguousarray(rows).reshape(-1).view(numpy.uint8))
 
 
+def is_arrow(value: object) -> bool:
+    """Return whether a value is a table of Arrow, or of Hugging Face, which wraps one."""
+    return all(hasattr(value, name) for name in ("columns", "slice", "to_pylist"))
+
+
 def column_checksums(table) -> list[int | None]:
     """Return the checksums of an Arrow table's columns that contain numbers."""
     sums = []
@@ -186,12 +192,30 @@ def column_checksums(table) -> list[int | None]:
     return sums
 
 
+def as_plain(value: object) -> object:
+    """Return a value with Python's numbers in place of those of numpy, and of torch on the CPU.
+
+    Numbers in tuples, lists and dicts are converted, too. `repr` then does not depend on numpy.
+    """
+    import numpy
+    import torch
+
+    if type(value) in (tuple, list):
+        return type(value)(map(as_plain, value))
+    if type(value) is dict:
+        return {key: as_plain(part) for key, part in value.items()}
+    is_number = isinstance(value, numpy.generic)
+    if isinstance(value, torch.Tensor):
+        is_number = value.ndim == 0 and value.device.type == "cpu"
+    return value.item() if is_number else value
+
+
 def is_plain(value: object) -> bool:
     """Return whether `repr` describes a value completely, as for numbers, texts and paths."""
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, tuple | list):
-        return len(value) < _MOST_TENSORS and all(map(is_plain, value))
+        return len(value) <= _MOST_TENSORS and all(map(is_plain, value))
     return isinstance(value, str | bytes | int | float | bool) or hasattr(value, "__fspath__")
 
 

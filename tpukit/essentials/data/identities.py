@@ -1,7 +1,7 @@
 """Recognise the dataset of a checkpoint, which may be loaded days later on another machine.
 
-The identity is a dict of short values by name. A `fingerprint` has only the parts of a dataset with
-an entry per sample; an identity also has:
+The identity is a dict of short values by name. A `fingerprint` has the parts of a dataset with an
+entry per sample, and lists of class names. An identity also has:
 
     dataset.fold         "0"            settings: numbers, truth values and short texts
     dataset.files        3370154512     files, by their path in their common folder
@@ -20,7 +20,9 @@ from tpukit.essentials.data.fingerprint import (
     PLAIN_BYTES,
     array_checksum,
     as_array,
+    as_plain,
     column_checksums,
+    is_arrow,
     is_dataset,
     is_plain,
     length_of,
@@ -111,6 +113,10 @@ def _describe_inside(value: object, name: str, *, found: dict, depth: int) -> No
 
 def _content(value: object, *, has_row_per_sample: bool, any_size: bool) -> object:
     """Return a setting as text, or the checksum of an array, table or list; None for others."""
+    import numpy
+
+    if isinstance(value, numpy.generic):  # such as a fold from numpy.arange
+        value = value.item()
     if _is_setting(value):
         return repr(value)
     # Other lists and dicts of numbers may be filled while samples are read.
@@ -176,15 +182,14 @@ def _checksum(value: object, *, any_size: bool) -> int | None:
         return _checksum_of_numbers(value, any_size=any_size)
     if hasattr(value, "iloc"):  # pandas
         return _checksum_of_table(value)
-    is_arrow = hasattr(value, "columns") and hasattr(value, "slice")  # as Hugging Face uses it
-    if is_arrow:
+    if is_arrow(value):
         last = max(0, len(value) - 1)
         ends = [value.slice(0, 1).to_pylist(), value.slice(last, 1).to_pylist()]
         return _text_checksum([column_checksums(value), ends])
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, list | tuple | range | numpy.ndarray) and len(value):
-        some = list(value[:: row_step(PLAIN_BYTES * len(value), len(value))])
+        some = list(map(as_plain, value[:: row_step(PLAIN_BYTES * len(value), len(value))]))
         if all(map(is_plain, some)):
             return _text_checksum(some)
     return None

@@ -1,7 +1,7 @@
 """Prepare batches ahead of the loop: in threads, or in the processes of a DataLoader.
 
 Threads are for sources, which make a batch in a single native call without the GIL. Processes are
-for datasets whose samples Python code makes.
+for datasets whose samples Python code makes, and for sources that decode JPEG images.
 
 A source writes images into buffers that are used again, because new memory is slow. A buffer is
 free when nothing refers to it: neither the loop, nor a tensor or view of it, nor a transfer.
@@ -111,7 +111,7 @@ def load_samples(
     collate: Callable[[list, list[int], int], object] | None = None,
     generators: list | None = None,
 ) -> Iterator[object]:
-    """Yield the batches of a dataset from the processes of a DataLoader.
+    """Yield the batches of a dataset, made by a DataLoader with or without processes.
 
     A process seeds its random numbers for each batch with `seed` and the batch's number, so a batch
     does not depend on the process that makes it. Without processes, the caller's thread makes the
@@ -227,7 +227,7 @@ def _explain_broken_pipes(batches: Iterator[object]) -> Iterator[object]:
             try:
                 batch = next(batches)
             except (ConnectionError, EOFError) as error:
-                # torch begins so the text of an error that a dataset has raised in a process.
+                # With this word torch begins the text of an error that a dataset has raised.
                 is_from_dataset = str(error).startswith("Caught ")
                 if is_from_dataset:
                     raise
@@ -261,7 +261,9 @@ class _SharedImages:
 
 
 class _BatchDataset:
-    """A dataset whose items are batches of another dataset. An error names its sample.
+    """A dataset whose items are batches of another dataset.
+
+    An error of `__getitem__` gets a note with the number of the sample.
 
     The arguments are those of `load_samples`.
     """

@@ -145,7 +145,7 @@ class ShardedSampler:
             yield slice(row, row + real), slice(start, start + real)
 
     def seen(self) -> int:
-        """Return the number of samples in an epoch within the limit, without padding."""
+        """Return the number of samples in an epoch without padding; with a limit, at most."""
         return min(self.count, self.steps() * self.samples_per_step)
 
 

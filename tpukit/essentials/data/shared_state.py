@@ -7,9 +7,9 @@ Cores and loader processes are forks of the kernel. If an object was made before
     a random generator    is a copy in each process, so all draw the same numbers
     threads               do not exist in the fork, so the process waits for them forever
 
-Before the fork, `remember` records these objects. `refuse_shared` raises an error if a dataset uses
-one. A dataset uses an object if it is an attribute at some depth, or if a function that reads a
-sample uses its name:
+Before the cores are forked, `remember` records these objects. `refuse_shared` raises an error if a
+dataset uses one of them; with loader processes, also for an object made later. A dataset uses an
+object if it is an attribute at some depth, or if a function that reads a sample uses its name:
 
     rng = numpy.random.default_rng(0)                 # a cell of the notebook
 
@@ -120,7 +120,7 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each file and generator that a worker function uses."""
+    """Return a warning for each variable of a worker function that is a file or a generator."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     lines = []
@@ -152,7 +152,8 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         with `seeding.seed_generators`.
 
     Raises:
-        InvalidValueError: the dataset uses an open file, a generator of its own or threads.
+        InvalidValueError: the dataset uses an open file, a generator of its own or threads, and
+            several processes would share it. Threads are missing in each fork, even in one core.
     """
     readers = f"{workers} loader processes" if workers else f"{world_size} cores"
     inside = []

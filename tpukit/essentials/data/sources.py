@@ -29,7 +29,7 @@ class BatchSource(Protocol):
     - `encoding`, "jpeg" if `take` decodes images, so that loader processes are useful.
 
     Attributes:
-        shape: (height, width, 3) of every image.
+        shape: (height, width, 3) of every image; (height, width, 4) with masks.
         labels: (N, L) float32, or (N,) int64 class numbers.
     """
 
@@ -43,7 +43,8 @@ class BatchSource(Protocol):
 def as_batch_source(dataset: object) -> BatchSource | None:
     """Return a dataset as a source of whole batches; None if it is not a source.
 
-    A `torch.utils.data.Subset` of a source is a source, and so is a ConcatDataset of sources.
+    A `torch.utils.data.Subset` of a source is a source. So is a ConcatDataset of sources, if their
+    images and labels have the same shapes and dtypes.
 
     A class that overrides `__getitem__`, for a transform or other labels, is a source only if it
     overrides `take` as well, because the inherited `take` would return other samples.
@@ -158,7 +159,7 @@ def only_iterates(dataset: object) -> bool:
 
 
 def refuse_loader(dataset: object, batch_size: int) -> None:
-    """Raise an error for a DataLoader, a table or a dict of columns: they have no samples.
+    """Raise an error for a DataLoader, a table or a dict, which have no sample `dataset[0]`.
 
     Args:
         dataset: the dataset.

@@ -33,7 +33,7 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     fix = f"{name}={least}"
     is_number_as_text = isinstance(value, str) and value.strip().isdecimal()
     if is_number_as_text:  # the number that the user probably meant
-        fix = f"{name}={int(value)}"
+        fix = f"{name}={max(least, int(value))}"
     if otherwise:
         fix += f", or {otherwise}"
     if not _is_whole(value):
@@ -45,7 +45,7 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
 def check_number(name: str, value: object, *, fix: str) -> None:
     """Raise an InvalidTypeError unless an argument is a number.
 
-    Numbers of numpy and torch count as well.
+    Single numbers of numpy and torch count as well.
 
     Args:
         name: the name of the argument.
@@ -75,5 +75,5 @@ def _is_whole(value: object) -> bool:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool):
         return False
-    is_of_numpy_or_torch = hasattr(value, "__float__") and hasattr(value, "dtype")
+    is_of_numpy_or_torch = hasattr(value, "__float__") and getattr(value, "ndim", None) == 0
     return isinstance(value, Real) or is_of_numpy_or_torch

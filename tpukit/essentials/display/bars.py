@@ -14,13 +14,13 @@ class Bar:
         label: the loop's name.
         done: number of items done so far.
         total: number of items to expect; None if that is unknown.
-        samples_per_step: samples per item; 0 if items are steps, None to show no rate.
+        samples_per_step: samples per item; 0 for a rate in items, None for no rate.
         seconds: seconds since the loop began, measured by the process that runs the loop; None to
             measure them here, from `began` to `ended`.
         start: number of items that were done before the loop began, as in a resumed epoch. The rate
             leaves them out.
-        unit: the unit of the rate. None chooses: "samples" if `samples_per_step` is above 0, the
-            label if items are steps and the label ends with "s", otherwise "steps".
+        unit: the unit of the rate. None chooses: "samples" if `samples_per_step` is above 0;
+            otherwise the label if it ends with "s", such as "epochs", or else "steps".
         note: text after the numbers; "" for none.
         rows_before: number of logged rows that had arrived when the loop began.
         printed: whether the end of the loop has been printed.
@@ -89,8 +89,8 @@ class Bar:
         if done <= 0 or self.samples_per_step is None:
             return ""
         steps_per_second = done / max(self.elapsed(), _SHORTEST)
-        if self.samples_per_step:
-            samples = steps_per_second * self.samples_per_step
+        samples = steps_per_second * self.samples_per_step
+        if samples >= 1:
             return f"{samples:,.0f} {self.unit or 'samples'}/s"
         if steps_per_second < 1:  # "0.0 epochs/s" would say nothing
             return f"{duration(1 / steps_per_second, exact=True)} each"

@@ -30,7 +30,7 @@ def names_in_order(names: object, argument: str, *, words: bool = True) -> list[
 
     Raises:
         InvalidValueError: the names have no order, as in a set; the numbers of a dict or the index
-            of a Series are not 0, 1, 2, ...; or a name is not text.
+            of a Series are not 0, 1, 2, ...; or a name is missing or a record.
     """
     if hasattr(names, "iloc"):
         _check_series(names, argument)
@@ -126,8 +126,8 @@ def _as_text(name: object, argument: str) -> str:
         return ", ".join(name)
     is_text = isinstance(name, str)
     is_record = not is_text and hasattr(name, "__len__")
-    # The last condition is True for nan, the missing value of pandas.
-    if is_record or name is None or name != name:
+    is_missing = name is None or type(name).__name__ == "NAType"  # pandas.NA cannot be compared
+    if is_record or is_missing or name != name:  # nan is not equal to itself
         raise InvalidValueError(
             f"{argument}= must be one text for each class number",
             found=repr(name),

@@ -226,7 +226,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _colors(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour per curve: blue for the training set, orange for the validation set."""
+    """Return a colour per curve: blue for training, orange for validation, green for test."""
     colors: dict[str, str] = {}
     # First the fixed colours of training, validation and test, then free colours for the rest.
     for name in names:

@@ -1,6 +1,7 @@
 """Read a duration that a user writes, such as "8h30m"."""
 
 import re
+from numbers import Real
 
 from tpukit.essentials.display.errors import InvalidValueError
 
@@ -19,14 +20,14 @@ def parse_duration(text: str | float, argument: str = "max_time") -> float:
     Raises:
         InvalidValueError: `text` has another form, or is negative.
     """
-    is_number = isinstance(text, int | float) and not isinstance(text, bool)
+    is_number = isinstance(text, Real) and not isinstance(text, bool)
     if is_number and text >= 0:
         return float(text)
     written = str(text).strip()
     parts = re.findall(r"(\d+)([dhms])", written)
-    # The second test is for a text such as "about 8h", in which `findall` finds a part.
+    # The second test refuses a text such as "about 8h", in which `findall` finds a part.
     if not parts or not _DURATION.fullmatch(written):
-        fact = f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}'
+        fact = f'a time is written "8h30m", "10m", "90s", or as a number of seconds; got {text!r}'
         raise InvalidValueError(fact, fix=f'{argument}="8h30m"')
     seconds = 0.0
     for number, unit in parts:

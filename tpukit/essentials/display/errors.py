@@ -70,7 +70,9 @@ class ErrorFields:
 
 
 class TpukitError(ErrorFields, Exception):
-    """Base of all errors of tpukit. Each also has a built-in base, as ValueError.
+    """Base of all errors of tpukit, most of which are also errors of Python.
+
+    So `except ValueError` catches an InvalidValueError, too.
 
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.

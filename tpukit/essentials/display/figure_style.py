@@ -153,7 +153,8 @@ def style_figure(figure: Figure, alt: str) -> Figure:
         axes.spines[:].set_color(RULE)
         # A plot has lines on the left and below it, an image has none.
         axes.spines[:].set_visible(not axes.images)
-        axes.spines[["top", "right"]].set_visible(False)
+        for side in {"top", "right"}.intersection(axes.spines):  # polar axes have no sides
+            axes.spines[side].set_visible(False)
         axes.tick_params(color=RULE, labelcolor=MUTED)
         for label in (axes.xaxis.label, axes.yaxis.label):
             label.set_color(MUTED)

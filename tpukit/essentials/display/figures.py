@@ -156,7 +156,7 @@ def _arrow(axes: Axes, x: float, y: float) -> None:
 def _wrap(words: list[str], inches: float) -> str:
     """Join names, and break the text into lines of this width.
 
-    A name is broken only if it is longer than a line.
+    A name is broken only if it does not fit into a line.
     """
     if not words:
         return _NO_LABEL

@@ -398,7 +398,7 @@ def screen(kind: str | None = None) -> Iterator[Screen]:
     if kind not in (None, *kinds):
         raise InvalidValueError(
             f"progress must be one of {', '.join(map(repr, kinds))} or None, got {kind!r}",
-            fix="leave progress out to choose by the kind of notebook",
+            fix="leave progress out, and tpukit chooses the display for this notebook or terminal",
         )
     opened = kinds[kind or kind_of_screen()]()
     # The display shows the outcome before IPython prints the traceback.

@@ -64,7 +64,7 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
 def _column_widths(cells: Sequence[Sequence[list[str]]], width: int) -> list[int]:
     """Return the widths of columns in characters.
 
-    The widest column shrinks until the table fits `width`, or all columns have 8 characters.
+    The widest column shrinks until the table fits `width`, or no column has more than 8 characters.
     """
     widths = []
     for column in zip(*cells, strict=True):
@@ -179,5 +179,5 @@ def _wrap(lines: list[str], width: int) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """Replace control characters, because a command line may contain a terminal escape sequence."""
+    """Replace invisible characters, as in a terminal escape sequence of a command line."""
     return "".join(letter if letter.isprintable() else "?" for letter in line.expandtabs(4))

@@ -5,10 +5,11 @@
     Failures.first()                     the one of core 1, because core 1 was in no collective
     report(failure, topology)            fact, found, fix and traceback, for `WorkerError`
 
-The core itself describes an exception. The kernel describes two other failures: a process that was
-killed, and a run that hangs.
+The core itself describes an exception, and SIGTERM. The kernel describes the other failures: a
+process that has ended, a result that it cannot unpickle, and a run that hangs.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -94,7 +95,7 @@ class Failure:
         place: the innermost line of the user's code; None if it is not known.
         trace: the traceback, the last output or the stacks.
         title: the heading of `trace` in the message.
-        error: the exception, if it can be pickled.
+        error: the exception, if it can be pickled and the kernel can unpickle it.
         found: the evidence in the exception's own message.
         fix: the action that the message advises.
     """
@@ -109,6 +110,17 @@ class Failure:
     error: BaseException | None = None
     found: str = ""
     fix: str = "correct that line and run the cell again; the kernel need not be restarted"
+
+    # The exception is pickled apart: the report must arrive even if only the worker can import the
+    # exception's module.
+    def __getstate__(self) -> dict:
+        return vars(self) | {"error": [bytearray(part) for part in serialize(self.error)]}
+
+    def __setstate__(self, state: dict) -> None:
+        error = None
+        with contextlib.suppress(Exception):
+            error = deserialize(state["error"])
+        vars(self).update(state, error=error)
 
     @property
     def is_sigterm(self) -> bool:
@@ -435,7 +447,9 @@ def _waiting(error: BaseException) -> str | None:
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, and then each exception that was its cause or context."""
-    while error is not None:
+    seen = set()  # by identity, because `raise error from error` makes an error its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
@@ -443,11 +457,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _place(error: BaseException) -> Place | None:
     """Return the innermost line of the user's own code; None if the traceback has none."""
     libraries = (_TPUKIT, sysconfig.get_path("stdlib"), "<frozen")
-    # From the innermost frame outwards. Libraries are the standard library and site-packages.
+    # From the innermost frame outwards. Colab and Debian install into dist-packages.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_library = frame.filename.startswith(libraries) or "site-packages" in frame.filename
-        if not is_library:
-            return Place(frame.filename, frame.lineno or 0, frame.name)
+        file = frame.filename
+        is_installed = "site-packages" in file or "dist-packages" in file
+        if not is_installed and not file.startswith(libraries):
+            return Place(file, frame.lineno or 0, frame.name)
     return None
 
 

@@ -81,7 +81,9 @@ def mean_by_name(core, values: Mapping) -> dict:
     numbers = {name: float(value) for name, value in flat.items() if name not in tensors}
     in_graph = core.backend.traced and core.internal.open_steps > 0 and not numbers
     if not in_graph and not core.backend.is_recording:
-        kinds = {name: _kind(value) for name, value in flat.items()}
+        kinds = dict.fromkeys(numbers, "a number")
+        for name, tensor in tensors.items():
+            kinds[name] = f"{tuple(tensor.shape)} {tensor.dtype}"
         everyone = gather_objects(core, (kinds, numbers))
         _refuse_different_names([kinds for kinds, _ in everyone])
         for name in numbers:
@@ -111,12 +113,6 @@ def _nested(like: Mapping, means: Mapping[tuple, object], path: tuple = ()) -> d
         here = (*path, key)
         nested[key] = _nested(value, means, here) if isinstance(value, Mapping) else means[here]
     return nested
-
-
-def _kind(value: object) -> str:
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return f"{tuple(value.shape)} {value.dtype}"
-    return "a number"
 
 
 def _refuse_different_names(everyone: list[dict[tuple, str]]) -> None:

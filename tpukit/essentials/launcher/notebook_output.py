@@ -5,6 +5,7 @@ messages, and the kernel draws it. Sending does not wait for the device, except 
 are copied from it at most four times per second.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from tpukit.essentials.display import InvalidTypeError, running_shell
+from tpukit.essentials.display import InvalidTypeError, check_number, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
@@ -67,6 +68,7 @@ class NotebookOutput:
         """Record numbers, as `Core.log` documents."""
         if step is None:
             step = self._logged_step + 1
+        check_number("step", step, fix="core.log(loss=loss), or core.log(**losses) for a dict")
         self._logged_step = step
         if not self._is_main:
             return
@@ -99,8 +101,14 @@ class NotebookOutput:
         unit: str | None,
     ) -> Iterator:
         """Yield the items of an iterable and show a bar, as `Core.progress` documents."""
-        if total is None and hasattr(iterable, "__len__"):
-            total = start + len(iterable)
+        if not isinstance(label, str | None):
+            raise InvalidTypeError(
+                f"the label of core.progress must be a text or None, got {label!r}",
+                fix=f"core.progress(..., total={label!r}) for the number of items",
+            )
+        if total is None:
+            with contextlib.suppress(TypeError):  # a DataLoader may have a `__len__` that raises
+                total = start + len(iterable)
         is_shown = self._is_main and label is not None
         if is_shown:
             self.flush()  # the rows logged before this loop do not belong to it
@@ -171,7 +179,7 @@ def _loggable(name: str, value: object) -> object:
     """Return a value of `core.log` as a number, or as a tensor that is still on the device."""
     import torch
 
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.detach()
         return value.item() if value.device.type == "cpu" else value
     # A larger int has no float; NaN and infinity go through `_as_float`, which returns them.
@@ -184,7 +192,7 @@ def _as_float(name: str, value: object) -> float:
     """Return the float of a number or of an array with one element.
 
     Raises:
-        InvalidTypeError: it is not a number and not an array with one element.
+        InvalidTypeError: it is not a real number and not an array with one real number.
     """
     try:
         if hasattr(value, "item"):  # first, since numpy warns if float() gets an array
@@ -199,7 +207,7 @@ def _as_float(name: str, value: object) -> float:
     shape = tuple(getattr(value, "shape", ()))
     kind = f"{type(value).__name__}{shape or ''}"
     raise InvalidTypeError(
-        f"core.log supports numbers and one-element tensors, got {name} = {kind}",
+        f"core.log supports real numbers and one-element tensors, got {name} = {kind}",
         fix=f"{name}.mean(), or return it from the worker",
     ) from cause
 

@@ -192,6 +192,8 @@ def _parts_of(fn: Callable, args: tuple) -> Iterator[tuple[str, object]]:
                     waiting.append(value)
                 else:
                     yield f"`{name}`, which {function.__name__} uses", value
+        else:  # a method or a callable object, which brings its attributes
+            yield "the function", function
 
 
 def _captured(function: types.FunctionType) -> dict[str, object]:

@@ -21,6 +21,7 @@ from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
     TpukitError,
+    counted,
     duration,
     parse_duration,
     screen,
@@ -40,7 +41,11 @@ from tpukit.essentials.launcher.launcher import (
     watch,
     worker_failed,
 )
-from tpukit.essentials.launcher.signals import SAVE_SECONDS, sigterm_ends_the_run
+from tpukit.essentials.launcher.signals import (
+    SAVE_SECONDS,
+    sigterm_ends_the_run,
+    without_interrupts,
+)
 from tpukit.essentials.launcher.topology import RuntimeInUseError
 from tpukit.essentials.launcher.watchdog import Limits, refuse_seconds
 from tpukit.essentials.launcher.worker_group import WorkerGroup, session_groups
@@ -70,8 +75,8 @@ class Session(contextlib.AbstractContextManager):
         session.run(train, 1)
         session.close()
 
-    `with tpukit.Session() as session:` closes it as well. A kernel has one session per backend: a
-    new one closes the old one, so the cell can be run again.
+    `with tpukit.Session() as session:` closes it as well. A kernel has one session per backend and
+    `device`: a new one closes the old one, so the cell can be run again.
 
     Unlike the workers of `launch`, the workers of a session are not new forks of the notebook.
     Functions, classes and values are sent with `cloudpickle` at each call. Environment variables
@@ -95,6 +100,7 @@ class Session(contextlib.AbstractContextManager):
         RuntimeInUseError: as `launch`; or this is not the main thread: Linux ends workers with the
             thread that forked them.
         WorkerError: a device did not start.
+        DeviceBusyError, LaunchInterrupted: as `launch`.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class Session(contextlib.AbstractContextManager):
         # because a run that fails closes the session itself.
         self._lock = threading.RLock()
         self._ended = ""  # the reason why the session has ended; "" while it is open
+        self._closed = threading.Event()
         self._is_running = False
         self._was_left = False  # whether a core left the last run before its function returned
         self._calls = serialization.CallFile()
@@ -147,18 +154,22 @@ class Session(contextlib.AbstractContextManager):
             self._group = resources.enter_context(started(task, topology, options, display))
             failure = watch(self._group, display)
             if failure is None:
-                self._resources = resources.pop_all()  # the workers stay
+                self._surroundings = serialization.Surroundings()
+                self._last_use = time.monotonic()
+                # After an interrupt between two of these lines, nobody could end the workers.
+                with without_interrupts():
+                    self._resources = resources.pop_all()  # the workers stay
+                    self._register()
         if failure is not None:
             raise worker_failed(failure, self._group)
+
+    def _register(self) -> None:
         self._record = _record(self._group)
         open_sessions.append(self._record)  # for `check`, which names the programs on the chips
         session_groups.append(self._group)  # later forks close their copies of these workers' pipes
         _open.append(self)
-        self._surroundings = serialization.Surroundings()
         # Otherwise multiprocessing would wait for the workers when the program ends.
         atexit.register(self.close)
-        self._closed = threading.Event()
-        self._last_use = time.monotonic()
         if self._idle is not None:
             threading.Thread(target=self._close_when_idle, daemon=True).start()
 
@@ -167,7 +178,7 @@ class Session(contextlib.AbstractContextManager):
         cores = f"{topology.cores} x {topology.device}"
         if self._ended:
             return f"Session: {cores}, closed: {self._ended}"
-        return f"Session: {cores}, open; {self._group.run} runs"
+        return f"Session: {cores}, open; {counted(self._group.run, 'run')}"
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -203,7 +214,7 @@ class Session(contextlib.AbstractContextManager):
             A `Run`, as `launch` returns it.
 
         Raises:
-            SessionEndedError: the session was closed, or has ended.
+            SessionEndedError: the session was closed, has ended, or is called in its own run.
             InvalidValueError: the call is larger than 64 MB; or `timeout` is not a number above 0.
             SerializationError: a part of the call cannot be pickled.
             InvalidTypeError, WorkerError, LaunchInterrupted: as `launch`.
@@ -264,7 +275,7 @@ class Session(contextlib.AbstractContextManager):
         if self._is_running:
             raise SessionEndedError(
                 "the session is busy: it runs one function at a time",
-                fix="call session.run(...) after the run, not in a logger or in another thread",
+                fix="call session.run(...) after the run, not in a logger",
             )
 
     def _drew_unequally(self) -> bool:
@@ -378,20 +389,20 @@ class _Recovery:
                 group.send(worker.LIMIT, limit)
         if not self._away() and not self._may_leave_here():
             return "the cores stopped at different steps, so a collective may be half done"
-        return self._why_not()
+        return self._why_not(self._limit_seconds())
 
     def wait_for_prompts(self) -> str:
         """Wait for the prompts of cores that have returned; return as `bring_back`."""
         while self._away() and self._seconds() < _PROMPT_SECONDS:
             time.sleep(_LOOK_SECONDS)
             self._group.read()
-        return self._why_not()
+        return self._why_not(_PROMPT_SECONDS)
 
-    def _why_not(self) -> str:
+    def _why_not(self, seconds: float) -> str:
         away = self._away()
         if not away:
             return ""
-        return f"core {min(away)} did not come back within {self._limit_seconds():g} seconds"
+        return f"core {min(away)} did not come back within {seconds:g} seconds"
 
     def _away(self) -> set[int]:
         """Return the cores that are not at their prompts."""

@@ -85,19 +85,18 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Postpone SIGINT and SIGTERM to the end of the block.
+    """Postpone SIGINT and SIGTERM to the end of the block, if it runs in the main thread.
 
-    Python handles them in the main thread only.
-
-    Blocking the signals has no effect: another thread of the process would take them, and Python
-    would run the handler in the main thread.
+    In another thread the block has no effect, because Python handles signals in the main thread.
+    `signal.pthread_sigmask` would not help: another thread of the process would take the signal,
+    and Python would run the handler in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived = []
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGTERM, signal.SIGINT):
         handler = signal.getsignal(number)
         if callable(handler):  # SIG_IGN and SIG_DFL raise nothing
             before[number] = handler
@@ -109,8 +108,10 @@ def without_interrupts() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(arrived):
-            signal.raise_signal(number)
+        # SIGTERM first: if its handler raises an error, the interrupt is no longer needed.
+        for number in before:
+            if number in arrived:
+                signal.raise_signal(number)
 
 
 def die_with_parent(parent: int) -> None:
@@ -189,7 +190,7 @@ def signal_pipe() -> int:
 
 @contextlib.contextmanager
 def sigchld_reset_after() -> Iterator[None]:
-    """Reset the handler of SIGCHLD after the block.
+    """Reset the handler of SIGCHLD after the block; do nothing on Windows, which has no SIGCHLD.
 
     PyTorch installs a handler that raises an error when a process of a DataLoader was killed. After
     the worker function, that error would interrupt the message with the result.
@@ -197,7 +198,8 @@ def sigchld_reset_after() -> Iterator[None]:
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and hasattr(signal, "SIGCHLD"):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 

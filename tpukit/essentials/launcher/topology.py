@@ -13,6 +13,7 @@ import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 
 from tpukit.essentials.backends import REGISTRY, Runtime, Topology, runtimes
 from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError
@@ -51,12 +52,13 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
     """
     _check_backend(host, backend)
     if cores is not None:
-        is_count = isinstance(cores, int) and not isinstance(cores, bool)
+        is_count = isinstance(cores, Integral) and not isinstance(cores, bool)
         if not is_count or cores < 1:
             raise InvalidValueError(
                 f"cores must be a whole number, at least 1, or None for all, got {cores!r}",
                 fix="leave cores out for all, or cores=1",
             )
+        cores = int(cores)  # numpy's as well
     refuse_torch(host)  # before the packages that need torch
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
@@ -145,14 +147,14 @@ def choose_device(
         InvalidValueError: there is no device of this number, or `cores` is neither 1 nor None.
     """
     count = choose_topology(host, None, backend).processes or 1  # 0 on systems without fork
-    is_number = isinstance(device, int) and not isinstance(device, bool)
+    is_number = isinstance(device, Integral) and not isinstance(device, bool)
     if not is_number or not 0 <= device < count or cores not in (None, 1):
         raise InvalidValueError(
             f"device must be the number of a chip, 0 to {count - 1}, and cores must be 1 or None",
             found=f"device={device!r}, cores={cores!r}",
             fix=f"launch(..., device={count - 1}), or leave device out for all",
         )
-    return replace(choose_topology(host, 1, backend), device_number=device)
+    return replace(choose_topology(host, 1, backend), device_number=int(device))
 
 
 def refuse_one_process_variables(

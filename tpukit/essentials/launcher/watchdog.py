@@ -16,6 +16,7 @@ that reports is blocked.
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
@@ -39,7 +40,8 @@ class Limits:
     Attributes:
         stall: seconds without progress after which tpukit ends a run that hangs, and reports the
             stacks of all cores. A run hangs if no core makes progress or uses a processor; a core
-            that compiles uses one. None for no limit.
+            that compiles uses one. None for no limit. Five seconds are the limit if all unfinished
+            cores wait for a core that has returned.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:
@@ -64,7 +66,7 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
         value: the value.
         fix: the line that the message advises.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not value > 0:  # not `value <= 0`, which would accept NaN
         raise InvalidValueError(
             f"{name} must be a number of seconds above 0, got {value!r}", fix=fix
