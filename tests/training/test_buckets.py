@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -357,3 +358,9 @@ def test_a_pad_that_only_rounds_is_taken(dtype, pad):
         0, -1
     ]
     assert torch.isclose(padded, torch.tensor(pad).to(dtype), equal_nan=True)
+
+
+def test_lengths_of_numpy_are_numbers_of_python_afterwards():
+    lengths = Buckets(tuple(np.array([8, 16]))).lengths
+    assert lengths == (8, 16)
+    assert {type(length) for length in lengths} == {int}

@@ -1,4 +1,5 @@
 import collections
+import errno
 import gc
 import os
 import random
@@ -567,3 +568,17 @@ def test_a_save_leaves_nothing_behind_in_memory(tmp_path):
         assert held[-1] - held[0] < 20 * 2**20
     finally:
         gc.enable()
+
+
+def test_a_full_disk_with_one_kept_checkpoint_is_not_told_to_keep_one(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for keep_last in (1, 2):
+        store = CheckpointStore(tmp_path, keep_last)
+        with monkeypatch.context() as patched:
+            patched.setattr("tpukit.training.checkpoints.save_tensors", full)
+            store.save(a_state(1), step=1)
+            with pytest.raises(CheckpointError, match="free some space there, or") as caught:
+                store.close()
+        assert ("keep_last=1" in caught.value.fix) == (keep_last > 1)

@@ -99,7 +99,7 @@ class Counts:
 def counts(monkeypatch):
     def make(**options):
         made = Counts(**options)
-        monkeypatch.setattr(epoch_time.time, "monotonic", lambda: made.now)
+        monkeypatch.setattr(epoch_time.time, "perf_counter", lambda: made.now)
         return made
 
     return make

@@ -8,7 +8,7 @@ from helpers.launching import quietly
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tpukit import evaluate
+from tpukit import WorkerError, evaluate
 
 HIDDEN = 200_000  # columns: the teacher has 7 MB
 
@@ -205,3 +205,32 @@ def test_cpu_processes_give_the_loss_of_a_large_module_that_the_device_gives():
 
     for loss in quietly(work).results:
         assert abs(loss - expected_loss(inputs, targets)) < 1e-5
+
+
+@pytest.mark.parametrize("keep_outputs", [True, False])
+def test_a_total_and_its_weight_may_be_a_list_as_in_fit(keep_outputs):
+    def work(core, form):
+        def loss(outputs, targets):
+            errors = (outputs - targets).square()
+            return form((errors.sum(), errors.numel()))
+
+        batches = core.batches(TensorDataset(*samples()), batch_size=4)
+        return evaluate(core, core.model(net()), loss, batches, keep_outputs=keep_outputs).loss
+
+    assert quietly(work, list).results == quietly(work, tuple).results
+
+
+def test_the_fix_for_a_loss_that_returns_its_parts_works():
+    parts = {"error": nn.functional.mse_loss, "distance": nn.functional.l1_loss}
+
+    def loss(outputs, targets):
+        return {name: part(outputs, targets) for name, part in parts.items()}
+
+    def work(core, loss):
+        batches = core.batches(TensorDataset(*samples()), batch_size=4)
+        return evaluate(core, core.model(net()), loss, batches).loss
+
+    with pytest.raises(WorkerError, match="its parts are 'error', 'distance'") as caught:
+        quietly(work, loss)
+    fixed = eval(caught.value.fix.partition("loss=")[2], {"loss": loss})
+    assert quietly(work, fixed).results[0] > 0

@@ -150,6 +150,13 @@ def test_one_number_of_a_panels_kind_is_a_line_across_it():
     assert "cores is one number: 2" in figure._supxlabel.get_text()
 
 
+@pytest.mark.parametrize(
+    "number", [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5)]
+)
+def test_a_number_of_numpy_or_torch_is_one_number(number):
+    assert "base rate 0.5" in lines(show_history(LOSSES | {"base_rate_loss": number}))["loss"]
+
+
 def test_a_loss_that_became_nan_is_said():
     figure = show_history({"train_loss": [0.5, np.nan, np.inf], "valid_loss": [0.5, None, 0.4]})
     assert "train_loss: 2 of 3 values are nan or infinite" in figure._supxlabel.get_text()

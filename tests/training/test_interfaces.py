@@ -128,6 +128,28 @@ def test_a_scheduler_whose_step_needs_an_epoch_is_refused_before_the_first_step(
         quietly(lambda core: fit(core, scheduler=TimmScheduler, options=options), backend="cpu")
 
 
+class Stepless:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_a_scheduler_without_step_is_refused_and_the_fix_trains():
+    with pytest.raises(WorkerError, match="found: Stepless has no method step") as caught:
+        quietly(lambda core: fit(core, scheduler=Stepless), backend="cpu")
+    # `fit` steps a scheduler after every optimizer step, unless the options say otherwise.
+    schedulers = (
+        caught.value.fix.partition(", or another")[0],
+        caught.value.fix.rpartition("; or ")[2],
+    )
+    names = {"torch": torch, "tpukit": tpukit, "steps": 64 // 16}
+    for text in schedulers:
+
+        def scheduler(optimizer, text=text):
+            return eval(text, names | {"optimizer": optimizer})
+
+        quietly(lambda core, made=scheduler: fit(core, scheduler=made) and None, backend="cpu")
+
+
 class TimmEma(nn.Module):
     def __init__(self, model):
         super().__init__()

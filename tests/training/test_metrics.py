@@ -182,6 +182,18 @@ def test_the_metrics_that_were_passed_are_left_as_they_were():
     assert quietly(work).results == [[False] * 4] * 2
 
 
+@pytest.mark.parametrize("made", [[LOSS], LOSS, {"loss": "mse"}])
+def test_metrics_that_are_no_functions_by_name_are_refused_and_the_fix_works(made):
+    def work(core, metrics):
+        batches = core.batches(Rows(), batch_size=4)
+        return evaluate(core, core.model(net()), LOSS, batches, metrics=metrics).metrics
+
+    with pytest.raises(WorkerError, match="metrics must be functions by name, got") as failure:
+        quietly(work, made)
+    fixed = eval(failure.value.fix.partition("metrics=")[2])
+    assert quietly(work, fixed).results[0].keys() == {"mse"}
+
+
 class Averaged(MeanSquaredError):
     def __init__(self):
         super().__init__()

@@ -2,8 +2,9 @@ import pytest
 import torch
 from helpers.launching import DRY_RUNS, quietly
 from torch import nn
+from torch.utils.data import DataLoader
 
-from tpukit import WorkerError, predict
+from tpukit import WorkerError, evaluate, predict
 
 
 class Net(nn.Module):
@@ -108,3 +109,17 @@ def test_shuffled_batches_are_refused_with_the_fix():
     ):
         quietly(lambda core: work(core, shuffle=True))
     assert len(quietly(work).results[0]) == 8
+
+
+def test_a_dataloader_is_refused_and_the_fix_works():
+    def work(core, function):
+        model = core.model(Net())
+        loader = DataLoader(Rows(8, ITEMS["a tensor"]), batch_size=4)
+        try:
+            function(core, model, loader)
+        except TypeError as error:
+            batches = eval(error.fix, {"core": core, "loader": loader})
+        return len(predict(core, model, batches))
+
+    for function in (predict, lambda core, model, loader: evaluate(core, model, None, loader)):
+        assert quietly(work, function, cores=1).results == [8]

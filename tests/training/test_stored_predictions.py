@@ -126,3 +126,53 @@ def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_a
         torch.int64,
         [int(n * 0.1) + 4097 for n in range(0, 22, 2)],
     )
+
+
+class Returns(torch.nn.Module):
+    def __init__(self, form, dtype=torch.float32):
+        super().__init__()
+        self.form, self.layer = form, torch.nn.Linear(2, 3, dtype=dtype)
+
+    def forward(self, numbers):
+        return self.form(self.layer(numbers.to(self.layer.weight.dtype)))
+
+
+def save(core, folder, form, dtype=torch.float32, backup_dir=None):
+    model = core.model(Returns(form, dtype))
+    numbers = torch.utils.data.TensorDataset(NUMBERS)
+    predict_to(folder, core, model, numbers, batch_size=2, backup_dir=backup_dir)
+
+
+def saved(*arguments):
+    launch(save, *arguments, cores=1, backend="cpu", progress="off")
+
+
+def test_a_model_with_bfloat16_weights_has_a_checksum_as_well(tmp_path):
+    saved(tmp_path, lambda scores: scores, torch.bfloat16)
+    assert read_predictions(tmp_path).shape == (11, 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        (lambda scores: (scores, scores), "tuple"),
+        (lambda scores: {"scores": scores, "more": (scores,)}, "tuple"),
+        (lambda scores: {"scores": scores, "loss": scores.mean()}, "NoneType"),
+    ],
+)
+def test_outputs_that_are_neither_a_tensor_nor_a_dict_of_tensors_are_refused(tmp_path, form, kind):
+    from tpukit import WorkerError
+
+    with pytest.raises(WorkerError, match=f"a tensor or a dict of tensors, got a {kind}"):
+        saved(tmp_path, form)
+
+
+@pytest.mark.parametrize("backup_dir", [None, "gs://bucket/run"])
+def test_a_url_does_not_become_a_folder_of_this_machine(tmp_path, monkeypatch, backup_dir):
+    from tpukit import WorkerError
+
+    monkeypatch.chdir(tmp_path)
+    folder = "features" if backup_dir else "gs://bucket/run"
+    with pytest.raises(WorkerError, match="must be a folder on this machine, got 'gs://bucket"):
+        saved(folder, lambda scores: scores, torch.float32, backup_dir)
+    assert not list(tmp_path.iterdir())

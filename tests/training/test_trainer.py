@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import mmap
@@ -10,7 +11,9 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas
@@ -177,6 +180,24 @@ def test_one_run_has_one_rate_of_all_cores_together():
         )
         assert row["samples_per_second"] == pytest.approx(96 / seconds)
         assert row["seconds"] > seconds  # with the evaluation, in which nothing is trained
+
+
+def test_an_interval_that_is_shorter_than_a_tick_of_the_clock_has_a_rate():
+    def work(core):
+        # On Windows, time.monotonic() of Python 3.11 and 3.12 changes every 16 ms; here, every 1,000 s.
+        slow = types.SimpleNamespace(
+            **vars(time) | {"monotonic": lambda: time.monotonic() // 1e3 * 1e3}
+        )
+        modules = tpukit.training.trainer, tpukit.training.epoch_time
+        with contextlib.ExitStack() as patched:
+            for module in modules:
+                patched.enter_context(mock.patch.object(module, "time", slow))
+            return train(core, epochs=1)["history"]
+
+    history = quietly(work, cores=1).results[0]
+    assert history.samples_per_second > 0
+    assert 0 <= history.intervals[0]["data_wait"] <= 1
+    assert tpukit.training.show_time(history).axes
 
 
 def test_what_compiling_takes_is_not_in_the_rate_where_there_is_more():

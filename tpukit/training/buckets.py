@@ -5,6 +5,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from tpukit.essentials.data import MapDataset, ShardedSampler, collate, seeded_in_turn
 from tpukit.essentials.display import InvalidValueError
@@ -51,7 +52,7 @@ class Buckets:
                 f"buckets must be lengths in ascending order, at least 1, got {self.lengths!r}",
                 fix="buckets=(64, 128, 256)",
             )
-        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "lengths", tuple(map(int, lengths)))
 
     def sampler(self, plain: ShardedSampler, dataset: MapDataset) -> "BucketSampler":
         """Return a sampler with the samples of `plain`, grouped into steps by their lengths."""
@@ -345,7 +346,7 @@ def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
 
 
 def _is_length(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and value > 0
 
 
 def _is_numbers(item: object) -> bool:

@@ -135,8 +135,8 @@ class CheckpointStore:
                 new save has not started.
             TypeError: the state contains a value that `torch.load(weights_only=True)` does not
                 load. The message names the key of this value.
-            ValueError: the folder has a checkpoint of a later step, or a tensor is not in host
-                memory.
+            ValueError: `step` is negative, the folder has a checkpoint of a later step, or a tensor
+                is not in host memory.
         """
         _check_state(state, "state")
         if step < 0:
@@ -257,8 +257,8 @@ class CheckpointStore:
             return error
         fix = "create that folder again, or use another; then save again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fewer = f"keep_last=1 (now {self.keep_last})"
-            fix = f"free some space there, or {fewer}, or a folder on another disk; then save again"
+            fewer = f" keep_last=1 (now {self.keep_last}), or" if self.keep_last > 1 else ""
+            fix = f"free some space there, or{fewer} a folder on another disk; then save again"
         reason = error.strerror or str(error)
         explained = CheckpointError(
             f"the checkpoint of step {step:,} could not be written: {reason.lower()}",

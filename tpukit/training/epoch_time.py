@@ -77,7 +77,7 @@ class EpochClock:
         """Set all times to 0, and begin to measure the part "other"."""
         self._seconds = dict.fromkeys([*PARTS, "steps"], 0.0)
         self._part = "other"
-        self._since = time.monotonic()
+        self._since = time.perf_counter()
         self._compiled = self._compile_seconds()
         self._before = [count() for count in self._counters]
 
@@ -134,7 +134,7 @@ class EpochClock:
         return idle
 
     def _switch(self, part: str) -> None:
-        now = time.monotonic()
+        now = time.perf_counter()
         compiled = self._compile_seconds()
         elapsed = now - self._since
         # On v2 and v3, two cores of a process may compile at the same time, and the seconds of both

@@ -78,7 +78,8 @@ def _needs_closure(optimizer) -> InvalidTypeError:
 def check_step_of_scheduler(scheduler) -> None:
     """Raise a TypeError for a scheduler whose `step` needs arguments, as timm's do."""
     name = type(scheduler).__name__
-    needed = ["no such method"]
+    needed = ["a method step"]
+    found = f"{name} has no method step"
     if hasattr(scheduler, "step"):
         parameters = inspect.signature(scheduler.step).parameters.values()
         # *args and **kwargs have no default, but need no argument.
@@ -86,12 +87,13 @@ def check_step_of_scheduler(scheduler) -> None:
         needed = [
             one.name for one in parameters if one.default is one.empty and one.kind not in kinds
         ]
+        found = f"{name}.step needs {', '.join(needed)}"
     if needed:
         raise InvalidTypeError(
             "fit calls scheduler.step() without arguments, as torch's schedulers allow; got a "
             f"{name}",
-            found=f"{name}.step needs {', '.join(needed)}",
-            fix="torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs), or another "
+            found=found,
+            fix="torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps), or another "
             "class of torch.optim.lr_scheduler; or "
             "tpukit.training.schedules.cosine(optimizer, steps)",
         )

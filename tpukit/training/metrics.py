@@ -31,8 +31,14 @@ def separate_metrics(core, metrics: Mapping[str, object]) -> dict[str, object]:
     is the targets is wrapped, and core 0 prints its name.
 
     Raises:
+        InvalidTypeError: `metrics` has no names, or a metric is not a function.
         InvalidValueError: a metric of a collection and another metric have the same name.
     """
+    if not hasattr(metrics, "items") or not all(map(callable, metrics.values())):
+        raise InvalidTypeError(
+            f"metrics must be functions by name, got {metrics!r}",
+            fix='metrics={"mse": torch.nn.functional.mse_loss}',
+        )
     separate = {}
     for name, metric in metrics.items():
         # A MetricCollection has both. torchmetrics is not imported here, because it is optional.

@@ -14,6 +14,7 @@ A run with the same plan computes only the files that are missing.
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import sys
 import types
@@ -23,7 +24,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpukit.essentials.data import different_parts, identity, seeded_in_turn
-from tpukit.essentials.display import InvalidValueError, PathNotFoundError, first_few
+from tpukit.essentials.display import (
+    InvalidTypeError,
+    InvalidValueError,
+    PathNotFoundError,
+    first_few,
+)
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import Core, called_text
 from tpukit.training.prediction import predict
@@ -59,7 +65,7 @@ def predict_to(
     Args:
         folder: folder on this machine, for these files only.
         core: this core.
-        model: as in `predict`.
+        model: as in `predict`, but its outputs are a tensor or a dict of tensors.
         dataset: map-style dataset, as for `core.batches`.
         batch_size: samples per core and step.
         preprocess: as in `predict`.
@@ -70,12 +76,16 @@ def predict_to(
             printed, and the run continues without the backup. None: no backup.
 
     Raises:
-        ValueError: an output is larger than 65504, the largest float16; or the folder has outputs
-            of these weights for other samples, or with another `preprocess` or `bf16`.
+        ValueError: an output is larger than 65504, the largest float16; the folder has outputs of
+            these weights for other samples, or with another `preprocess` or `bf16`; or a folder is
+            a URL.
+        TypeError: the outputs are neither a tensor nor a dict of tensors.
     """
     import torch
     from torch.utils.data import Subset
 
+    _refuse_url("folder", folder)
+    _refuse_url("backup_dir", backup_dir or "")
     folder = Path(folder)
     count = len(dataset)
     starts = range(0, count, piece)
@@ -149,6 +159,15 @@ def read_predictions(folder) -> object:
     # `_write` stores a single tensor under the name "".
     is_single = whole.keys() == {""}
     return whole[""] if is_single else whole
+
+
+def _refuse_url(name: str, folder) -> None:
+    """Raise ValueError for a URL; used as a path, it would create a folder "gs:" here."""
+    if "://" in os.fspath(folder):
+        raise InvalidValueError(
+            f"{name} must be a folder on this machine, got {os.fspath(folder)!r}",
+            fix="a folder of this machine, or of a mounted drive or bucket",
+        )
 
 
 def _begin(folder: Path, plan: dict) -> None:
@@ -302,8 +321,15 @@ def _halved(name: str, value):
     """Return a floating-point tensor as float16, and any other tensor unchanged.
 
     Raises:
+        TypeError: the value is no tensor.
         ValueError: a finite number would become infinite.
     """
+    if not hasattr(value, "is_floating_point"):
+        raise InvalidTypeError(
+            f"predict_to stores a tensor or a dict of tensors, got a {type(value).__name__}",
+            fix='let the model return a dict of tensors (B, ...), such as {"logits": logits}; or '
+            "use predict(...)",
+        )
     if not value.is_floating_point():
         return value
     half = value.half()
@@ -328,9 +354,12 @@ def _name(start: int) -> str:
 
 def _digest(state: dict) -> str:
     """Return the SHA-256 of all weights and their names."""
+    import torch
+
     digest = hashlib.sha256()
     # The order of a state dict is that of the modules, so equal models have equal checksums.
     for name, value in state.items():
         digest.update(name.encode())
-        digest.update(value.contiguous().numpy().tobytes())
+        # As bytes, because numpy has no bfloat16.
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -390,9 +390,9 @@ class Trainer:
         if not self.is_over:
             self._try_evaluation()
         epochs_before = self.progress.epoch - 1
-        run_began = time.monotonic()
+        run_began = time.perf_counter()
         while not self.is_over:
-            epoch_began = time.monotonic()
+            epoch_began = time.perf_counter()
             self.clock.start_epoch()
             self._show_epochs(epochs_before, seconds=epoch_began - run_began)
             with self.clock.part("steps"):
@@ -402,7 +402,7 @@ class Trainer:
             if not self.history.stopped:
                 self._end_epoch(epoch_began)
                 self._stop_early()
-        self._show_epochs(epochs_before, seconds=time.monotonic() - run_began)
+        self._show_epochs(epochs_before, seconds=time.perf_counter() - run_began)
 
     def _train_epoch(self) -> None:
         at = self.progress
@@ -503,7 +503,7 @@ class Trainer:
             # NaN means that no interval of the epoch has this rate.
             if not math.isnan(rate):
                 row[name] = rate
-        row["seconds"] = time.monotonic() - began
+        row["seconds"] = time.perf_counter() - began
         is_best = self._add_to_history(row)
         at.epoch += 1
         at.in_epoch = 0
@@ -569,7 +569,8 @@ class Trainer:
             self.core.print(f"stopped: {reason}")
 
     def _start_interval(self) -> None:
-        self._interval_began = time.monotonic()
+        # Not `monotonic`: on Windows, Python 3.12 counts it in ticks of 16 ms, so it may give 0 s.
+        self._interval_began = time.perf_counter()
         self._interval_step = self.progress.step
         self._interval_batches = 0
         self._waited_before = self.train.wait_seconds
@@ -583,7 +584,7 @@ class Trainer:
         steps = at.step - self._interval_step
         self.step.end_interval(steps)
         # The losses are on the host, so the device has finished the steps of the interval.
-        seconds = time.monotonic() - self._interval_began
+        seconds = time.perf_counter() - self._interval_began
         self.time_limit.record("interval", seconds)
         row = {
             "step": at.step,

@@ -391,6 +391,26 @@ def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
 
 
 @pytest.mark.xla
+@pytest.mark.parametrize(
+    ("name", "training"), [("batch_norm", "training"), ("instance_norm", "use_input_stats")]
+)
+def test_the_functions_of_torch_still_accept_keywords(name, training):
+    import torch
+
+    from tpukit import launch
+
+    def running_variance(core):
+        x = torch.tensor([0.0, 1.0, 2.0, 3.0]).reshape(1, 1, 4).to(core.device)
+        mean, variance = torch.zeros(2, 1, device=core.device)
+        options = {training: True, "momentum": 1.0, "eps": 1e-5, "cudnn_enabled": False}
+        getattr(torch, name)(x, None, None, mean, variance, **options)
+        return core.to_host(variance).item()
+
+    (found,) = launch(running_variance, cores=1, backend="xla:cpu", progress="off").results
+    assert found == pytest.approx(5 / 3)
+
+
+@pytest.mark.xla
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
 def test_torch_xla_itself_still_divides_the_running_variance_by_n(name):
     """If this fails, torch_xla divides by n - 1: remove `correct_running_variance`."""

@@ -93,6 +93,14 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
         augment(IMAGES, torch.zeros(2).long())
     augment(IMAGES, LABELS)
 
+    masks = torch.zeros(2, 8, 8, dtype=torch.uint8)
+    for fill, kind in ((-100, torch.uint8), (255, torch.int8), (255, torch.bool)):
+        with fixes("augment: fill={} is no class number of {} masks: it would become {}") as fix:
+            Augment(fill=fill)(IMAGES, masks.to(kind))
+        changed = fix.code(r"(?<=pass ).*?(?=, or)", masks=masks.to(kind))
+        Augment(fill=fill)(IMAGES, changed)
+    Augment(fill=255)(IMAGES, masks)
+
 
 def test_the_fixes_work_for_options_of_augment():
     for fill in (256, -257, 1.0, True):

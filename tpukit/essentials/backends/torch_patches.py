@@ -55,15 +55,16 @@ def _values_per_channel_of_an_image(x) -> int:
 
 
 def _corrected(original: Callable, count_values: Callable):
-    # torch.nn.functional passes all arguments by position.
+    # torch.nn.functional passes all arguments by position, and the flag for training comes next.
     @functools.wraps(original)
-    def normalize(x, weight, bias, running_mean, running_var, training, *options):
-        is_tracked = training and running_var is not None and x.device.type == "xla"
+    def normalize(x, weight, bias, running_mean, running_var, *options, **named):
+        flags = options[:1] or (named.get("training"), named.get("use_input_stats"))
+        is_tracked = any(flags) and running_var is not None and x.device.type == "xla"
         n = count_values(x) if is_tracked else 0
         if n < 2:
-            return original(x, weight, bias, running_mean, running_var, training, *options)
+            return original(x, weight, bias, running_mean, running_var, *options, **named)
         scaled = running_var.data * ((n - 1) / n)
-        outputs = original(x, weight, bias, running_mean, scaled, training, *options)
+        outputs = original(x, weight, bias, running_mean, scaled, *options, **named)
         # `data`, because an earlier forward pass in evaluation mode may have saved the tensor for
         # backward, and autograd would count this write as a modification.
         running_var.data.copy_(scaled * (n / (n - 1)))

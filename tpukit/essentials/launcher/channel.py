@@ -4,7 +4,7 @@
     on the pipe                    count = 2 | length, length | part | part
     Receiver                       reads each part into the memory that the tensor then uses
 
-So the kernel never has two copies of a large result.
+So the kernel never has two copies of a large tensor or array.
 """
 
 import io
@@ -61,8 +61,8 @@ class Sender:
         header = _COUNT.pack(len(parts)) + b"".join(lengths)
         pieces = [header, *parts]
         if len(parts[0]) < _CHUNK:
-            # A short message goes in one piece, because Linux writes up to 4 KiB at once or not at
-            # all (pipe(7), PIPE_BUF). The watchdog counts a part of a message as a sign of life.
+            # In one piece, because Linux writes up to 4 KiB at once or not at all (pipe(7),
+            # PIPE_BUF). While only a part of a message has arrived, the watchdog reports no hang.
             pieces = [header + parts[0], *parts[1:]]
         with self.lock, without_interrupts():  # after half a message, no later one is readable
             for piece in map(memoryview, pieces):
@@ -125,7 +125,7 @@ class Receiver:
     def _parse() -> Iterator[memoryview | list[bytearray]]:
         """Yield each buffer that must be filled next, then the list of a message's parts.
 
-        Every part is read into the memory that its array will use, so a result of 500 MB is never
+        Every part is read into the memory that its array will use, so an array of 500 MB is never
         in memory twice.
         """
         while True:

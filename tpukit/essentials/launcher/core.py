@@ -93,8 +93,8 @@ class Core:
         """Record numbers of core 0 for the live curve and `Run.log`.
 
         Calls on other cores have no effect. A logged tensor stays on the device. tpukit copies
-        several of them together, at most four times per second, so logging in every step does not
-        make the chip wait. Do not change a logged tensor in place.
+        several of them together, at most four times per second and at the end of a loop. So logging
+        in every step does not make the chip wait. Do not change a logged tensor in place.
 
         Args:
             step: position on the x axis. None for the step of the last call plus 1; the first
@@ -102,7 +102,8 @@ class Core:
             **values: by name, numbers (also numpy's) or one-element tensors.
 
         Raises:
-            InvalidTypeError: a value is not a number or a one-element tensor.
+            InvalidTypeError: `step` is not a number, or a value is neither a real number nor a
+                one-element tensor.
         """
         self.internal.output.log(step, values)
 
@@ -128,7 +129,8 @@ class Core:
             iterable: anything. For `core.batches(...)` the bar also shows the samples per second of
                 all cores.
             label: name of the bar; the same label starts the same bar again. None shows no bar.
-            total: number of items; None for the iterable's length, if it has one.
+            total: number of items, including `start`. None for `start` plus the iterable's length,
+                if it has one.
             start: number of items that were done before, in a resumed loop.
             unit: unit of the rate, such as "images". None gives "samples" for `core.batches(...)`.
                 For any other iterable it gives the label if that ends with "s", otherwise "steps".
@@ -164,10 +166,16 @@ class Core:
         Raises:
             OutOfSyncError: the cores pass modules with different layers, shapes or settings.
             InvalidTypeError: the module cannot be copied, or is scripted or traced; with `shard`,
-                another library has already sharded the module.
+                another library has already sharded the module; `allow_different` is a text.
             InvalidValueError: a lazy layer has no weights yet.
         """
         refuse_scripted(module)
+        if isinstance(allow_different, str):  # its letters would be patterns, and "*" is for all
+            raise InvalidTypeError(
+                "allow_different must be a list of patterns",
+                found=f"the text {allow_different!r}",
+                fix=f"core.model(model, allow_different=[{allow_different!r}])",
+            )
         # Compare before the first weight is sent: with different models the broadcast would hang.
         self.internal.agreement.before_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
@@ -382,7 +390,7 @@ class Core:
 
         Raises:
             InvalidValueError: with several cores, parameters are not on the device, or gradients
-                are sparse.
+                are sparse; on a TPU, the cores use different layers.
             OutOfSyncError: the cores train different parameters.
         """
         import torch
@@ -461,8 +469,8 @@ class Core:
             op: "sum", "mean", "min" or "max".
 
         Raises:
-            InvalidValueError: `op` is unknown; the shapes or dtypes differ between the cores; or
-                the tensor is complex and `op` is "min" or "max".
+            InvalidValueError: `op` is unknown; the tensor is complex and `op` is "min" or "max";
+                or, in a dry run, the shapes or dtypes differ between the cores.
         """
         if op not in _REDUCTIONS:
             raise InvalidValueError(
@@ -640,7 +648,7 @@ def _copy(module):
                 computed[id(value)] = value.detach()  # deepcopy refuses tensors with a history
     try:
         return copy.deepcopy(module, computed)
-    except TypeError as error:  # a lock, an open file
+    except (TypeError, RuntimeError) as error:  # a lock; a list of tensors with a history
         raise InvalidTypeError(
             f"core.model makes a copy, but a part of this {type(module).__name__} cannot be copied",
             found=error,

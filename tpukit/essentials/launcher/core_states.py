@@ -90,7 +90,10 @@ class CoreStates:
         self._states[rank] = CoreState(activity, waiting, doing, since=since, heard=now)
 
     def words(self, returned: Collection[int] = ()) -> str:
-        """Return a line that says why no core makes progress; "" if a core does."""
+        """Return a line about a compilation, or about the reason why no core makes progress.
+
+        Return "" if no core compiles and a core makes progress, or if the reason is not known yet.
+        """
         now = self._clock()
         running = [rank for rank in self.ranks if rank not in returned]
         missing = [rank for rank in running if rank not in self._states]
@@ -190,7 +193,7 @@ class CoreStates:
     def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
         """Return (core, activity) for each core, if their activities differ.
 
-        Call it often: a difference counts only if it lasts for longer than two heartbeats.
+        Call it often: a difference counts only if it lasts for more than two seconds.
         """
         now = self._clock()
         ranks = sorted(self._states)

@@ -5,8 +5,8 @@
     Failures.first()                     the one of core 1, because core 1 was in no collective
     report(failure, topology)            fact, found, fix and traceback, for `WorkerError`
 
-The core itself describes an exception. The kernel describes two other failures: a process that was
-killed, and a run that hangs.
+The core itself describes an exception, and SIGTERM. The kernel describes the other failures: a
+process that has ended, a result that it cannot unpickle, and a run that hangs.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ class Run:
             for a core that has not returned, which is only possible in the `Run` of an error.
         cores: number of cores that ran.
         device: the kind of core, such as "TPU v5e core".
-        seconds: wall time from the fork to the last result.
+        seconds: wall time to the last result, from the fork; in a session, from the call of `run`.
         memory: peak host memory of each core's process in bytes, with the pages that the process
             shares with the kernel.
         log: the rows of `core.log` in order, each a dict with "step" and the values.
@@ -130,14 +130,14 @@ class Run:
 
 
 class WorkerError(TpukitError, RuntimeError):
-    """A core failed, or the run hung, so tpukit has ended or stopped all other cores.
+    """A core failed, the run hung, or the cores were out of sync when they returned.
 
-    `launch` ends the worker processes. A session stops the worker function, and keeps the processes
-    if it can. The exception that the core raised is the `__cause__`, if it can be pickled and its
-    text has at most 100,000 characters.
+    After a failure `launch` ends the worker processes. A session stops the worker function, and
+    keeps the processes if it can. The exception that the core raised is the `__cause__`, if it can
+    be pickled and its text has at most 100,000 characters.
 
     Attributes:
-        rank: the core that failed first.
+        rank: the core that failed first; 0 if no core failed.
         traceback: its traceback as text.
         run: the results and the log so far, as a `Run`.
     """
@@ -213,7 +213,7 @@ def launch(
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
         cores: number of cores. None for all. A TPU supports all cores or 1. Without an accelerator,
-            it is the number of CPU processes, and any number is supported.
+            it is the number of CPU processes, and any number is supported (on Windows 1).
         device: index of a single chip or GPU to use, from 0. None for all of them; if cores=1, for
             the first.
         backend: None for the fastest device of the machine. "cpu" is a dry run on plain CPU
@@ -266,7 +266,7 @@ def launch(
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
         DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
             after a minute. With `device`, tpukit starts the run after that minute in any case.
-        WorkerError: a core failed, or the run hung.
+        WorkerError: a core failed, the run hung, or the cores were out of sync at the end.
         LaunchInterrupted: the user interrupted the run. The exception has the outcome so far.
     """
     refuse_call(fn, args)

@@ -1,10 +1,10 @@
 """The messages that a worker sends to the kernel, each a type with named fields.
 
-A core that trains sends, in this order: `Started`, `Memory`; then `Alive` with every heartbeat,
-and `Line`, `LogRows`, `Progress` when its code prints, logs or loops; at the end `StateAtEnd`,
-`Memory` and `Result`. A core that raises sends `CoreFailed` in place of the last three. The other
-types say when they are sent. `Activity` is no message: `Alive` reports it. `WorkerGroup` handles
-all messages, and raises an error for any other.
+A core that trains sends, in this order: `Started`, `Memory`; then `Memory` and `Alive` at every
+heartbeat, and `Line`, `LogRows`, `Progress` when its code prints, logs or loops; at the end
+`StateAtEnd`, `Memory` and `Result`. A core that raises sends `CoreFailed` in place of the last
+three. The other types say when they are sent. `Activity` is no message: `Alive` reports it.
+`WorkerGroup` handles all messages, and raises an error for any other.
 """
 
 from dataclasses import dataclass

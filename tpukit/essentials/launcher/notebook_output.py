@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from tpukit.essentials.display import InvalidTypeError, running_shell
+from tpukit.essentials.display import InvalidTypeError, check_number, running_shell
 from tpukit.essentials.launcher import messages
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
@@ -68,6 +68,7 @@ class NotebookOutput:
         """Record numbers, as `Core.log` documents."""
         if step is None:
             step = self._logged_step + 1
+        check_number("step", step, fix="core.log(loss=loss), or core.log(**losses) for a dict")
         self._logged_step = step
         if not self._is_main:
             return
@@ -100,6 +101,11 @@ class NotebookOutput:
         unit: str | None,
     ) -> Iterator:
         """Yield the items of an iterable and show a bar, as `Core.progress` documents."""
+        if not isinstance(label, str | None):
+            raise InvalidTypeError(
+                f"the label of core.progress must be a text or None, got {label!r}",
+                fix=f"core.progress(..., total={label!r}) for the number of items",
+            )
         if total is None:
             with contextlib.suppress(TypeError):  # a DataLoader may have a `__len__` that raises
                 total = start + len(iterable)

@@ -5,8 +5,8 @@
     core.step()      0.13        0.77      dropout and augmentation differ between the cores
     worker function  0.08        0.08      the same again, as if no step had drawn numbers
 
-After the worker function's first call of `core.seed`, tpukit no longer switches between the two
-sequences: the numbers follow from that seed, in steps and outside.
+After the worker function's first call of `core.seed` or `core.same_seed`, tpukit no longer switches
+between the two sequences: the numbers follow from that seed, in steps and outside.
 """
 
 import contextlib
@@ -57,7 +57,8 @@ class RandomNumbers:
     def checksum(self) -> int | None:
         """Return a checksum of the state that is equal on all cores outside of steps.
 
-        None if the cores share no state, because the worker function has called `seed`.
+        None if the cores share no state: after `seed`, on one core, or if cores are threads of a
+        process.
         """
         if not self._shared:
             return None

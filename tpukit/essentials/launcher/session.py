@@ -21,6 +21,7 @@ from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
     TpukitError,
+    counted,
     duration,
     parse_duration,
     screen,
@@ -74,8 +75,8 @@ class Session(contextlib.AbstractContextManager):
         session.run(train, 1)
         session.close()
 
-    `with tpukit.Session() as session:` closes it as well. A kernel has one session per backend: a
-    new one closes the old one, so the cell can be run again.
+    `with tpukit.Session() as session:` closes it as well. A kernel has one session per backend and
+    `device`: a new one closes the old one, so the cell can be run again.
 
     Unlike the workers of `launch`, the workers of a session are not new forks of the notebook.
     Functions, classes and values are sent with `cloudpickle` at each call. Environment variables
@@ -99,6 +100,7 @@ class Session(contextlib.AbstractContextManager):
         RuntimeInUseError: as `launch`; or this is not the main thread: Linux ends workers with the
             thread that forked them.
         WorkerError: a device did not start.
+        DeviceBusyError, LaunchInterrupted: as `launch`.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class Session(contextlib.AbstractContextManager):
         cores = f"{topology.cores} x {topology.device}"
         if self._ended:
             return f"Session: {cores}, closed: {self._ended}"
-        return f"Session: {cores}, open; {self._group.run} runs"
+        return f"Session: {cores}, open; {counted(self._group.run, 'run')}"
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -212,7 +214,7 @@ class Session(contextlib.AbstractContextManager):
             A `Run`, as `launch` returns it.
 
         Raises:
-            SessionEndedError: the session was closed, or has ended.
+            SessionEndedError: the session was closed, has ended, or is called in its own run.
             InvalidValueError: the call is larger than 64 MB; or `timeout` is not a number above 0.
             SerializationError: a part of the call cannot be pickled.
             InvalidTypeError, WorkerError, LaunchInterrupted: as `launch`.
@@ -273,7 +275,7 @@ class Session(contextlib.AbstractContextManager):
         if self._is_running:
             raise SessionEndedError(
                 "the session is busy: it runs one function at a time",
-                fix="call session.run(...) after the run, not in a logger or in another thread",
+                fix="call session.run(...) after the run, not in a logger",
             )
 
     def _drew_unequally(self) -> bool:

@@ -85,12 +85,11 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Postpone SIGINT and SIGTERM to the end of the block.
+    """Postpone SIGINT and SIGTERM to the end of the block, if it runs in the main thread.
 
-    Python handles them in the main thread only.
-
-    Blocking the signals has no effect: another thread of the process would take them, and Python
-    would run the handler in the main thread.
+    In another thread the block has no effect, because Python handles signals in the main thread.
+    `signal.pthread_sigmask` would not help: another thread of the process would take the signal,
+    and Python would run the handler in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -429,7 +429,10 @@ class _Worker:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     def end(self, *_: object) -> None:
-        """Handle SIGTERM: raise `Terminated` in the core that runs in the main thread, if any."""
+        """Handle SIGTERM: raise `Terminated` in the main thread, unless no core runs there.
+
+        Before the first core has started, the exception ends the start of the device.
+        """
         if self.finished.is_set():
             return
         for started in self.cores:

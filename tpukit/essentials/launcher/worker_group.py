@@ -71,7 +71,7 @@ class WorkerGroup:
         memory_growth: largest growth of the process since its start in bytes, by rank.
         log: the rows of `core.log` so far.
         failures: the failures so far.
-        began: `time.monotonic()` of the fork.
+        began: `time.monotonic()` of the fork; in a session, of the start of the run.
         core_0_saves: whether core 0 saves a checkpoint when it gets SIGTERM, as `fit` does.
         run: number of the run; a launch has only run 0.
         places: the positions of a session's cores in this run, by rank.

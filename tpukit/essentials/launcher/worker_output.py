@@ -14,7 +14,7 @@ from collections.abc import Iterator
 _LINES_PER_SECOND = 500  # of a process; a browser with a hundred thousand lines stops answering
 _LAST_LINES = 200  # stored per process; the report of its death shows a part of them
 _LINES_OF_REPORT = 20  # the last ones, if Python has printed no crash report
-_LINES_AROUND_CRASH = 10  # before, and as many after, the first line of a crash report
+_LINES_AROUND_CRASH = 10  # before the first line of a crash report, and as many from it on
 _READ = 1 << 16  # bytes per read: the capacity of a pipe in Linux
 _MOST_READS = 16  # per call of `lines`, so that a process that prints forever delays no other
 _LONGEST_LINE = 1 << 16  # bytes; a longer line is shown in pieces

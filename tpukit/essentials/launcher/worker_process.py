@@ -35,8 +35,8 @@ class WorkerProcess:
         started: ranks of its cores whose devices have started, as the cores report them. The order
             of a TPU's chips is not fixed (pytorch/xla 3824, 3902), so a rank need not be the number
             of its process.
-        has_failed: True after a core of the process has reported a failure, or after the kernel has
-            recorded the death of the process.
+        has_failed: True after a core of the process has reported a failure, after the kernel could
+            not unpickle a message, or after it has recorded the death of the process.
         process: the `multiprocessing.Process`.
         messages: the messages of its cores.
         output: its standard output and error.
