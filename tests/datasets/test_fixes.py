@@ -1217,7 +1217,7 @@ def test_the_fixes_work_for_images_that_cannot_be_packed():
     quietly(table, "pack")
 
     missing = table.assign(path=[f"no-{path}" for path in table.path])
-    with fixes("packing: none of the {} images can be decoded, for instance {}"):
+    with fixes("packing: none of the {} images can be decoded"):
         quietly(missing, damaged=1.0)
     quietly(table, "all", damaged=1.0)
 
@@ -1487,7 +1487,7 @@ def test_the_fixes_work_for_splits():
     split_by_group(groups, stratify=fix.run(fix.text.rpartition("or ")[2], labels=labels))
 
     table = table_of(one=[1] * 4, patient=[1, 1, 2, 2])
-    with fixes("splitting: {} images in one group cannot be split"):
+    with fixes("splitting: {} in one group cannot be split"):
         quietly(table, groups="one").split(0.5)
     made = quietly(table, "patients", groups="patient")
     made.split(0.5)

@@ -157,7 +157,10 @@ def test_a_pack_outlives_its_source(tmp_path, capsys, kind):
     capsys.readouterr()
     again = pack(source, tmp_path / "out", **arguments, **QUIET)
     assert again.digest == made.digest
-    assert f"{source} is gone; {tmp_path / 'out'} is finished" in capsys.readouterr().out
+    assert (
+        f"{source} does not exist any more, but the pack in {tmp_path / 'out'} is finished"
+        in capsys.readouterr().out
+    )
 
     with pytest.raises(FileExistsError, match="size None, asked for 8"):
         pack(source, tmp_path / "out", size=8, **arguments, **QUIET)
@@ -257,7 +260,7 @@ def test_a_pack_with_masks_outlives_its_source(tmp_path, capsys):
     shutil.rmtree(tmp_path / "in")
     capsys.readouterr()
     assert pack(source, tmp_path / "out", masks="mask", **QUIET).digest == made.digest
-    assert f"{source} is gone; " in capsys.readouterr().out
+    assert f"{source} does not exist any more, " in capsys.readouterr().out
     with pytest.raises(FileNotFoundError, match="of images that were in another place"):
         pack(tmp_path / "typo" / "t.csv", tmp_path / "out", masks="mask", **QUIET)
 
@@ -853,7 +856,9 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     )
     assert other.stdout.readline() == b"in\n"
     assert len(pack(items(), tmp_path / "out", **QUIET)) == 6
-    assert "another process writes here, and this one waits" in capfd.readouterr().out
+    assert (
+        f"another process writes to {tmp_path / 'out'}; this call waits" in capfd.readouterr().out
+    )
     other.wait()
     other.stdout.close()
 

@@ -323,3 +323,12 @@ def test_what_no_form_has_is_refused_by_name(what):
     call, words = REFUSED[what]
     with pytest.raises(ValueError, match=re.escape(words)):
         call()
+
+
+def test_the_options_hold_for_the_images_in_a_table(tmp_path):
+    deep = pandas.DataFrame({"path": [np.full((8, 8), 4095, np.uint16)] * 2})
+    grey = quietly(deep, "grey", options=tpukit.PackOptions(mode="L", window=(0, 4095)))
+    assert (grey.shape, grey.take([0]).min()) == ((8, 8, 1), 255)
+    wide = pandas.DataFrame({"path": [Image.new("RGB", (16, 8), "red")] * 2})
+    boxed = quietly(wide, "boxed", size=8, options=tpukit.PackOptions(resize="letterbox"))
+    assert boxed.take([0])[0, :, 0, 0].tolist() == [0, 0, 255, 255, 255, 255, 0, 0]

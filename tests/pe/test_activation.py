@@ -228,3 +228,17 @@ def test_the_figure_says_the_share_of_each_image_beside_chance(tmp_path):
     assert len(figure.axes) == 3 * 5
     figure.savefig(tmp_path / "figure.png")
     pe.show_activation(images[:1], maps[:1]).savefig(tmp_path / "without.png")
+
+
+def test_a_layer_whose_output_the_next_layer_overwrites_has_maps():
+    torch.manual_seed(0)
+    images = torch.rand(2, 3, 8, 8)
+    maps = []
+    for inplace in (False, True):
+        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=inplace)
+        network = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(144, 10)).eval()
+        for index, weights in enumerate(network.parameters()):
+            torch.nn.init.normal_(weights, generator=torch.Generator().manual_seed(index))
+        maps.append(pe.class_activation(network, layer="1")(images))
+    assert maps[0].any()
+    assert torch.equal(*maps)

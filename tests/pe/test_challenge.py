@@ -97,6 +97,15 @@ def test_one_half_everywhere_scores_the_logarithm_of_two():
     assert pe.challenge_loss(labels, predictions) == pytest.approx(math.log(2), abs=1e-12)
 
 
+def test_an_image_that_two_joined_tables_have_is_named():
+    once = table_of([(dict.fromkeys(EXAM_LABELS, 0.3), [0.1, 0.2])])
+    twice = pandas.concat([once, once])
+    with pytest.raises(
+        ValueError, match=r"2 images occur twice in the table\n  found: 0.0\n  fix:"
+    ):
+        pe.make_consistent(twice)
+
+
 def test_images_of_a_negative_exam_cost_nothing():
     labels = table_of(
         [

@@ -1,15 +1,17 @@
 """index_dicom: every image finds its file by its header, and its place along the body."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 numpy = pytest.importorskip("numpy")
-pytest.importorskip("pandas")
+pandas = pytest.importorskip("pandas")
 pydicom = pytest.importorskip("pydicom")
 pytest.importorskip("scipy")
 
 from tpukit import pe  # noqa: E402
+from tpukit.pe.phantoms.dicom_files import Place, write_dicom  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,35 @@ def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy,
         path.unlink()
     again = pe.index_dicom(labels, copy / "train", missing="keep", progress="off")
     assert (again.odd == "").sum() == 1  # the copy under another name is left
+
+
+def test_the_reason_is_told_of_a_file_that_is_named_by_its_identifier_alone(tmp_path):
+    place = Place("1.2.1", "1.2.2", "1.2.840.4", 1, 0.0, 1.0)
+    write_dicom(tmp_path / "1.2.840.4", numpy.zeros((8, 8)), place)
+    write_dicom(tmp_path / "1.2.840.5", numpy.zeros((8, 8)), replace(place, image="1.2.840.5"))
+    file = pydicom.dcmread(tmp_path / "1.2.840.4")
+    file.ImagePositionPatient = [1, 2]
+    file.save_as(tmp_path / "1.2.840.4")
+    ids = {"StudyInstanceUID": "1.2.1", "SeriesInstanceUID": "1.2.2"}
+    labels = pandas.DataFrame({**ids, "SOPInstanceUID": ["1.2.840.4", "1.2.840.5"]})
+    table = pe.index_dicom(labels, tmp_path, missing="keep", workers=1, progress="off")
+    odd = table.set_index("SOPInstanceUID").odd
+    assert odd["1.2.840.4"].startswith("its file is not a CT slice: its ImagePositionPatient")
+    assert odd["1.2.840.5"] == ""
+
+
+def test_where_every_file_is_missing_the_fix_does_not_say_to_drop_all_rows(drawn):
+    labels = pe.read_labels(drawn)
+    others = labels.assign(SOPInstanceUID=[f"other-{row}" for row in range(len(labels))])
+    for missing in ("raise", "drop"):
+        with pytest.raises(FileNotFoundError, match="12 of 12 images are not in") as caught:
+            pe.index_dicom(others, drawn / "train", missing=missing, workers=1, progress="off")
+        assert caught.value.fix == "copy them there"
+
+
+def test_a_number_of_processes_below_1_is_refused(drawn):
+    with pytest.raises(ValueError, match="workers must be a whole number, 1 or more, got -1"):
+        index(drawn, workers=-1)
 
 
 def test_headers_that_were_read_are_kept_until_their_file_changes(copy, tmp_path, monkeypatch):

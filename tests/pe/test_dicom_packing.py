@@ -30,6 +30,7 @@ from tpukit.essentials.data.batches import Batches  # noqa: E402
 from tpukit.pe import (  # noqa: E402
     LABELS,
     hounsfield,
+    index_dicom,
     pack_dicom,
     phantom,
     read_dicom,
@@ -430,6 +431,15 @@ def test_an_argument_that_makes_no_sense_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match="quality" if "options" in wrong else next(iter(wrong))):
         pack_dicom(made / "train", tmp_path / "records", **wrong)
     assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_labels_without_a_row_are_refused(made, tmp_path, is_indexed):
+    labels = read_labels(made)
+    if is_indexed:
+        labels = index_dicom(labels, made / "train", workers=1, progress="off")
+    with pytest.raises(ValueError, match="the labels have no rows"):
+        pack_dicom(made / "train", tmp_path / "records", labels[:0], **QUIET)
 
 
 @pytest.mark.parametrize(

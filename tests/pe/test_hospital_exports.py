@@ -68,6 +68,17 @@ def test_files_named_by_identifiers_without_an_ending_get_separate_folders(tmp_p
     assert folders == ["1.2.840.4", "1.2.840.5", "last"]
 
 
+def test_frames_that_are_no_ct_are_left_out(tmp_path):
+    import pydicom
+
+    CASES["enhanced_ct"].write(tmp_path / "dicom")
+    file = pydicom.dcmread(tmp_path / "dicom" / "all.dcm")
+    file.SOPClassUID = "1.2.840.10008.5.1.4.1.1.7.2"  # pictures of a screen
+    del file.SharedFunctionalGroupsSequence, file.PerFrameFunctionalGroupsSequence
+    file.save_as(tmp_path / "dicom" / "screens.dcm")
+    assert pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices") == 8
+
+
 def test_a_frame_without_a_place_is_refused(tmp_path):
     import pydicom
 

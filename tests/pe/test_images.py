@@ -61,6 +61,12 @@ def test_files_without_a_row_are_counted_once(folder, labels, capsys):
     ]
 
 
+def test_labels_without_a_row_give_a_table_without_a_row(folder, labels):
+    table = index_images(labels.iloc[:0], folder)
+    assert len(table) == 0
+    assert {"path", "position"} < set(table.columns)
+
+
 def test_studies_without_a_row_are_not_looked_into(folder, labels, capsys):
     table = index_images(labels[labels.StudyInstanceUID == "b"], folder)
     assert len(table) == 3

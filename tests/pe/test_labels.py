@@ -242,3 +242,8 @@ def test_folds_keep_a_study_together_and_are_the_same_every_time():
 def test_folds_that_cannot_be_made_are_refused(studies, folds):
     with pytest.raises(ValueError, match=f"{studies} studies cannot be split into {folds} folds"):
         assign_folds(table(*(study(f"s{i}") for i in range(studies))), folds=folds)
+
+
+def test_more_folds_than_a_byte_counts_are_made():
+    folded = assign_folds(table(*(study(f"s{i}", images=1) for i in range(130))), folds=130)
+    assert sorted(folded.fold) == list(range(130))

@@ -47,6 +47,14 @@ def test_weights_come_from_the_local_cache(imagenet, empty_cache, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_weights_of_an_old_torch_have_no_counters_of_batches(imagenet, tmp_path):
+    old = {name: value for name, value in imagenet.items() if "num_batches" not in name}
+    torch.save(old, tmp_path / "w.pth")
+    model = resnet34(tmp_path / "w.pth")
+    assert torch.equal(model.layer3[2].conv1.weight, imagenet["layer3.2.conv1.weight"])
+    assert model.bn1.num_batches_tracked == 0
+
+
 def test_a_model_saved_by_this_kit_comes_back_with_its_last_layer(tmp_path):
     model = resnet34()
     torch.save(model.state_dict(), tmp_path / "w.pt")

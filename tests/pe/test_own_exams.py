@@ -86,6 +86,25 @@ def test_several_series_are_refused_and_the_fix_selects_one(folder):
         pe.read_exams(folder, labels(folder), series="x", **QUIET)
 
 
+@pytest.mark.parametrize("descriptions", [("CT", "CT thin"), ("CT thin", "CT")])
+def test_the_fix_selects_a_series_whose_description_is_in_no_other(tmp_path, descriptions):
+    for number, description in enumerate(descriptions):
+        common = {"study": "a", "series": str(number), "SeriesDescription": description}
+        write_series(tmp_path, Truth(), name=str(number), count=4, first=9 * number, **common)
+    with pytest.raises(ValueError, match="1 of 1 exams have several series") as caught:
+        pe.read_exams(tmp_path, **QUIET)
+    assert caught.value.fix == "read_exams(folder, labels, series='CT thin')"
+    assert len(pe.read_exams(tmp_path, series="CT thin", **QUIET)) == 4
+
+
+def test_a_column_that_is_no_label_is_left_out_as_the_fix_says(folder):
+    table = labels(folder).assign(age=[50, 60, 70, 80])
+    with pytest.raises(ValueError, match="age has 4 labels that are neither 0 nor 1") as caught:
+        pe.read_exams(folder, table, series="soft", **QUIET)
+    assert caught.value.fix.endswith('labels.drop(columns="age")')
+    assert len(pe.read_exams(folder, table.drop(columns="age"), series="soft", **QUIET)) == 24
+
+
 @pytest.mark.parametrize("key", ["uid", "file"])
 def test_labels_of_images_become_labels_of_their_exams(folder, key):
     whole = pe.read_exams(folder, series="soft", **QUIET)

@@ -247,6 +247,13 @@ def test_missing_slices_are_said():
     )
 
 
+def test_positions_that_differ_by_rounding_are_equal():
+    labels, images = an_exam()
+    pairs = labels.assign(position=labels.position // 2 + 0.001 * (labels.position % 2))
+    page = pe.show_study(images, pairs, "a")._repr_html_()
+    assert "7 slices are at the position of another one · Not for clinical use" in page
+
+
 def wrong(change, images=None, **options):
     labels, pixels = an_exam()
     changed = change(labels)

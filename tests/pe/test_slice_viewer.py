@@ -101,6 +101,7 @@ def test_without_a_label_of_zeros_and_ones_nothing_is_marked(labels):
         (SLICES, {"labels": LABELS[:3]}, "for 24 images"),
         (SLICES, {"channel": 3}, "channel must be 0 to 2"),
         (SLICES, {"limit": 0}, "limit must be 1 or more"),
+        (SLICES[:0], {}, r"show_slices draws \(N, C, H, W\)(.|\n)*this batch is empty"),
     ],
 )
 def test_what_is_no_study_is_refused(images, options, message):

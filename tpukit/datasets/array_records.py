@@ -95,8 +95,9 @@ class Shards:
         counts: the number of records in each file.
         rows: (N,) array with the dtype of `row_type`. Record i must begin with the bytes of row i.
         at_once: True to read all records of a file with one native call, whose threads read from a
-            slow drive in parallel. False to read one record per call. If the files are in memory,
-            False takes less than half of the processor time (11 instead of 28 us for 18 KB).
+            slow drive in parallel; not in a forked process, see `_home`. False to read one record
+            per call. If the files are in memory, False takes less than half of the processor time
+            (11 instead of 28 us for 18 KB).
     """
 
     def __init__(self, files: list[Path], counts: list[int], rows, *, at_once: bool):

@@ -1,4 +1,4 @@
-"""Write files that are either complete or absent, and check them when they are read."""
+"""Write files that are never incomplete, and check them when they are read."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from tpukit.essentials.environment import write_whole
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file that, even after a power cut, is either complete or absent."""
+    """Write a file. After a power cut it is complete, or it is as before, for example absent."""
     with write_whole(file) as written:
         written.write(data)
 

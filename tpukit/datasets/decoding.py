@@ -24,9 +24,8 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
     The file is a JPEG, a PNG or of another kind that Pillow can open.
     The image is turned as its EXIF orientation says, transparent pixels become white, and only the
-    first of several pages or frames is decoded. If `pack` stored a mask in the
-    file, the result is (H, W, 4): the fourth channel has the mask's class numbers, resized by
-    nearest neighbour.
+    first of several pages or frames is decoded. If `pack` stored a mask with the file, the result
+    is (H, W, 4): the fourth channel has the mask's class numbers, those of the nearest pixels.
 
     With `exact`, the pixels are equal to those of
     `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
@@ -53,8 +52,8 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
     Raises:
         ValueError: the image is damaged; Pillow cannot open this kind of file; the image has more
-            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; the image has more than 16 bits per channel,
-            but `form` has no window; or `out` does not have the shape of the result.
+            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; `form` is not for such an image, see
+            `to_form`; or `out` does not have the shape of the result.
     """
     sides = image_size(size)
     if is_masked(data):

@@ -2,7 +2,7 @@
 
     stored as        estimate in bytes
     files            count * (the mean size of 256 files + 2 standard errors + 60)
-    pixels           count * height * width * 3, or 4 with masks; twice that for a stream
+    pixels           count * height * width * the bytes per pixel; twice that for a stream
     DICOM slices     as for files, with the sizes of slices that `PackSource.weight` encodes
 
 If the disk is too small, the error suggests a smaller size, another disk, or fewer images.
@@ -86,8 +86,8 @@ class Room:
 
         If a folder already has this pack, finished or not, `choose` returns the first such folder.
         Otherwise, if the first of all folders has another pack, `choose` returns that folder, and
-        the caller raises an error. Otherwise `choose` returns the first folder with enough free
-        disk, or the last folder if none has enough.
+        the caller raises an error. Otherwise `choose` returns the first folder that has no other
+        pack, can be written to and has enough free disk. If there is none, it returns the last.
 
         Args:
             targets: the folders in the order of the user's preference; then the same folders with

@@ -24,6 +24,7 @@ def file_bytes(image):
 
     Raises:
         TypeError: a file object cannot be read again, or is opened for text.
+        OSError: the file at the path in a dict cannot be read.
     """
     if hasattr(image, "as_py"):  # a scalar of pyarrow
         image = image.as_py()

@@ -315,7 +315,7 @@ def _with_table(layout: _Layout) -> str:
 
 
 def _matching(table: str, names: Sequence[str]) -> _Match | None:
-    """Find the first column of a table that begins with the name of an image; None if none does."""
+    """Find the first column whose first value is the name of an image; None if there is none."""
     folders = defaultdict(set)  # by the name of an image, with its ending and without
     for name in names:
         inside, file = os.path.split(name)

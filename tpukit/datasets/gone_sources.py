@@ -47,7 +47,7 @@ def arguments_of(source, labels: list, groups, classes, columns: Columns) -> dic
 
 
 def _name_of(column) -> str | None:
-    """Return the name of a column; "a list" for a list of values, which no such pack can have."""
+    """Return the name of a column; for values instead of a name their type, such as "a list"."""
     if column is None:
         return None
     is_name = isinstance(column, Hashable) and not isinstance(column, tuple)
@@ -84,7 +84,8 @@ def find_outlived(
         error = _refusal(source, packed, manifest, target=target, root=root, arguments=arguments)
         if error is None:
             print(
-                f"pack: {os.fspath(source)} is gone; {place} is finished, and is returned as it is"
+                f"pack: {os.fspath(source)} does not exist any more, but the pack in {place} is "
+                "finished, and the call returns it"
             )
             _report_unknown(manifest, arguments)
             return packed

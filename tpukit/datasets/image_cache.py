@@ -6,8 +6,8 @@
 
 `images.npy` is allocated first, so that a disk that is too small is found before the first image is
 decoded. Several processes then fill blocks of 1,024 images, and note the checksum of each block
-that is on the disk. An interrupted call continues with the blocks that have no note, or whose
-checksum is wrong.
+that they have written. The next call after an interruption continues with the blocks that have no
+note, or whose bytes do not match it.
 """
 
 import errno
@@ -69,8 +69,8 @@ def cached_images(
         size: height and width in pixels, one number for both or (height, width).
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
             for the folder `<pack>-cache-<size>` next to the pack. If nothing can be written there,
-            as in Kaggle's /kaggle/input, the cache is in the system's temporary folder. The cache
-            leaves at least 4 GiB of the folder's disk free.
+            as in Kaggle's /kaggle/input, or its disk is too small, the cache is in the system's
+            temporary folder. The cache leaves at least 4 GiB of the folder's disk free.
         workers: the number of processes that decode; None for one per CPU.
         progress: as for `pack`.
         exact: True for exactly the pixels of Pillow; see `decode`.
@@ -81,7 +81,8 @@ def cached_images(
 
     Raises:
         FileExistsError: the folder contains other files.
-        ValueError: a number is out of range, or the folder has a cache of another pack or size.
+        ValueError: a number is out of range, or the folder has a cache of another pack, size or
+            `exact`.
         OSError: an image, or an existing cache, is damaged; the message names it.
     """
     return choose_images(

@@ -5,7 +5,7 @@
     PNG of 16 bits, no window       value / 65,535 x 255
     TIFF of floats, window (0, 2)   0 and less becomes black, 2 and more white
 
-Pillow reads the orientation of a JPEG only if the file has EXIF or XMP, because that takes time.
+`orientation` opens a JPEG with Pillow only if the file has EXIF or XMP, to save time.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
     Raises:
         ValueError: `form` has no window, and the image has more than 16 bits or floats; `form` has
             a window, and the image has several channels of 16 bits; the mode is "I;16", and the
-            image has 8 bits; or Pillow cannot convert the image.
+            image is not one channel of whole numbers from 0 to 65,535; or Pillow cannot convert
+            the image.
     """
     from PIL import Image
 
@@ -273,14 +274,14 @@ def brightest(image) -> int:
 
 
 def has_frames(data: bytes) -> bool:
-    """Return whether the bytes of an image file contain several pages or frames.
+    """Return whether a PNG, GIF, WebP or TIFF has several pages or frames.
 
-    For a JPEG the result is False: other images may be attached to it, but these are not frames.
+    For other kinds of files the result is False. Other images may be attached to a JPEG, but these
+    are not frames.
     """
     from PIL import Image
 
     # An animated PNG has a chunk acTL before its pixels. The others are GIF, WebP and TIFF.
-
     is_animated_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
     if is_animated_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
         # Errors are suppressed, because damage in a later frame does not matter: only the first

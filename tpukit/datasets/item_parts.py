@@ -105,7 +105,6 @@ def _split(item, columns: Columns) -> _Parts:
 
 
 def _split_dict(item: Mapping, columns: Columns) -> _Parts:
-
     keys = ", ".join(map(repr, item))
     image_names = _IMAGES if columns.image is None else [columns.image]
     image_name = next((name for name in image_names if name in item), None)
@@ -365,7 +364,7 @@ def _eight_bits(array, window: tuple[float, float] | None):
     if array.dtype == bool:
         return array.astype("uint8") * 255
     is_number = array.dtype.kind in "iuf"
-    # Only these two dtypes have a range that is clear without window=.
+    # Without window=, only uint16 and floats in [0, 1] have a known range.
     if window is None and array.dtype == "uint16":
         window = (0, 65535)
     if window is None and _is_fraction(array):

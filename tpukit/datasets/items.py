@@ -41,10 +41,10 @@ from tpukit.essentials.display import (
     screen,
 )
 
-# The number of items that are read twice to detect random transforms. A transform that flips with
-# probability 1/2 remains undetected with probability 2**-16, 1 in 65,000.
+# At most this many items are read twice to detect random transforms. Of 16 items, a transform that
+# flips with probability 1/2 remains undetected with probability 2**-16, 1 in 65,000.
 _READ_TWICE = 16
-# `Items.digest` reads this many items of a dataset; of a list it reads all, from memory.
+# `Items.digest` reads at most this many items of a dataset; of a list it reads all, from memory.
 _SAMPLED = 100
 
 
@@ -105,6 +105,7 @@ class Items:
 
     Raises:
         ValueError: the source has no items, or its items are not images with labels.
+        OSError: no item of a dataset can be read, or the first item of a stream cannot.
     """
 
     def __init__(self, source, columns: Columns | None = None, classes=None):
@@ -292,7 +293,7 @@ class Items:
     def read(self) -> Iterator[tuple]:
         """Yield the number of each item and the item; `Failed` for an item that cannot be read.
 
-        A stream ends with its first failure, because an iterator cannot continue after an error.
+        An iterator cannot continue after an error, so a stream raises it by `Failed.stop`.
         """
         if self.by_number:
             return self._read_by_number()
@@ -324,9 +325,9 @@ class Items:
     def digest(self) -> bytes:
         """Return a SHA-256 digest, by which a later call recognises the same items.
 
-        For a list, it covers all items. For a dataset, it covers all labels, but only a hundred
-        items, because reading all items would take as long as packing them. For a stream, it
-        covers the first item.
+        For a list, it covers all items. For a dataset, it covers the labels in its attributes and
+        at most a hundred items, because reading all items would take as long as packing them. For
+        a stream, it covers the first item.
         """
         if not self.by_number:
             chosen = [self.first]

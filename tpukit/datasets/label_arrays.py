@@ -243,8 +243,7 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
 
     Returns:
         The class numbers, (N,) float32, and the classes. If the column is not categorical,
-        `classes` is None, and all values are numbers or text that reads as numbers, the result is
-        None.
+        `classes` is None, and no value is text except numbers in text, the result is None.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.
@@ -323,10 +322,11 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
 def _refuse_tags(words: set[str], name: str, count: int) -> None:
     """Raise if values are lists of tags, such as "cat;dog", or if more than half are different.
 
-    Values are lists of tags if some contain a separator, and if the number of different tags is at
-    most that of different values. Names such as "left lung" contain a blank, too. So a blank is a
-    separator only if two more conditions are met: some values have more parts than others, and
-    there are at least twice as many different values as tags.
+    A column of fewer than 20 values may have any number of different values. Values are lists of
+    tags if some contain a separator, and if the number of different tags is at most that of
+    different values. Names such as "left lung" contain a blank, too. So a blank is a separator only
+    if two more conditions are met: some values have more parts than others, and there are at least
+    twice as many different values as tags.
     """
     # A separator with a blank is tried before the same one without, so that the tags have no blank
     # at their start. A blank alone is the least certain, and the last.
@@ -360,8 +360,8 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
 def _as_written(value, numbers: dict):
     """Return the key of `numbers` for a value of the column; the value itself if there is no key.
 
-    True and intervals become their text if `numbers` has that text. If it does not have a text such
-    as "007", which reads as a number, the text becomes that number.
+    True and intervals become their text if this text is a key. A text that is no key but reads as a
+    number, such as "007", becomes this number.
     """
     if isinstance(value, str):
         if value not in numbers and _reads_as_number(value):

@@ -1,6 +1,6 @@
 """Lock files and folders; the system releases a lock when its process dies.
 
-Windows and some network drives have no such locks.
+The locks are those of `fcntl`, which Windows does not have, and some network drives do not support.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ except ImportError:  # Windows
 def lock_folder(folder: Path) -> Iterator[None]:
     """Let only one process at a time enter the block.
 
-    Windows and some network drives have no locks. There, all processes enter at once.
+    On Windows, and on network drives without locks, all processes enter at once.
     """
     if fcntl is None:
         yield
@@ -32,7 +32,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 print(
-                    f"{folder}: another process writes here, and this one waits for it to end",
+                    f"another process writes to {folder}; this call waits until it has finished",
                     flush=True,
                 )
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -52,10 +52,10 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
     Raises:
         BlockingIOError: after `seconds`, another process still has the lock; the message names
             that process.
-        OSError: this system does not support such locks.
+        OSError: this system or drive does not support such locks, or the file cannot be made.
     """
     if fcntl is None:
-        raise OSError("Windows has no such locks")
+        raise OSError("Windows has no fcntl, whose locks are needed here")
     deadline = time.monotonic() + seconds
     while True:
         with path.open("a+") as file:
@@ -111,8 +111,8 @@ def claim(unfinished: Path) -> Iterator[None]:
 def remove_unclaimed(files: Iterable[Path]) -> None:
     """Remove the files that no running process has claimed.
 
-    On a drive without locks, no file is removed. Windows has no locks either, but it does not
-    remove open files. So on Windows, all files are removed that no process has open.
+    On a drive without locks, no file is removed. Windows has no `fcntl`, but does not remove open
+    files. So on Windows, all files are removed that no process has open.
     """
     for path in files:
         # OSError: a running process has the lock, the file does not exist, or there are no locks.

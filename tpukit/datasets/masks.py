@@ -119,7 +119,7 @@ def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, ch
         decode: a function; `decode(data, size)` must return the pixels of the image, (H, W, 3).
         resize: as of `PixelForm`.
         check: True to raise ValueError if image and mask differ in size. The image is then decoded
-            at its full size, so only `pack` does this.
+            at its full size, which takes longer.
     """
     parts = parts_of(data)
     mask = open_mask(parts.mask)

@@ -40,8 +40,8 @@ class PackPlan:
     Attributes:
         kind: "folder", "table" or "items".
         images: the number of images; None if the source has no length.
-        classes: the number of images of each class, by its name. For items the numbers are None,
-            because they are unknown.
+        classes: the number of images of each class, by its name. For items, and for a table whose
+            cells are images, the numbers are None.
         labels: the names of the labels.
         groups: the number of groups; None without groups.
         masks: True if each image has a mask.
@@ -121,7 +121,8 @@ def plan_pack(
 
     Returns:
         A `PackPlan`. To make it, `plan_pack` decodes up to fifty images, evenly spread. If the
-        source can only be iterated, it decodes only the first.
+        source can only be iterated, it decodes only the first. Arrays and Pillow images may differ
+        in size, as for `pack(size=...)`.
 
     Raises:
         ValueError: the source is a generator, whose first item would be lost.

@@ -137,7 +137,7 @@ def _missing(target: PackFolder, rank: int, workers: int) -> list[_MissingShard]
     length = target.plan["shard"]
     missing = []
     for number, file in enumerate(shard_files(target, len(rows))):
-        # The processes take turns, so that each gets about as many of the missing shards.
+        # The processes take turns, so that each has about as many shards.
         if number % workers == rank and not file.exists():
             missing.append(_MissingShard(file, rows[number * length : (number + 1) * length]))
     return missing

@@ -27,6 +27,7 @@ from tpukit.datasets.pack_tables import (
     read_columns,
     refuse_other_file,
 )
+from tpukit.datasets.pixel_form import PixelForm
 from tpukit.datasets.resumable import fact
 from tpukit.datasets.row_labels import PackedRows, rows_of
 from tpukit.datasets.tfrecords import TFRecords
@@ -218,7 +219,7 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
         # The fix changes a DataFrame `table`, but the user passed a file: add the code to read it.
         read = line_that_reads(os.fspath(source), words, root=root)
         raise type(error)(error.fact, found=error.found, fix=f"{read}; {error.fix}") from error
-    described = _of_images(found) if found.images else _of_files(root, found)
+    described = _of_images(found, columns.form) if found.images else _of_files(root, found)
     table_file = os.fspath(source) if is_table_file(source) else ""
     return replace(described, table=rows_of(table), path_column=path, table_file=table_file)
 
@@ -252,7 +253,7 @@ def _of_files(root: str, found: FoundFiles) -> PackSource:
     )
 
 
-def _of_images(found: FoundFiles) -> PackSource:
+def _of_images(found: FoundFiles, form: PixelForm) -> PackSource:
     """Describe a table whose cells are images instead of paths."""
     import numpy
 
@@ -260,7 +261,8 @@ def _of_images(found: FoundFiles) -> PackSource:
     source = ImageColumn(
         found.images, found.masks, labels.reshape(len(found.images), len(found.label_names))
     )
-    columns = Columns(image="image", labels=["labels"], masks="mask" if found.masks else None)
+    masks = "mask" if found.masks else None
+    columns = Columns(image="image", labels=["labels"], masks=masks, form=form)
     items = Items(source, columns, [])
     _refuse_own_plugin(items)
     facts = {

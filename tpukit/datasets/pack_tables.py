@@ -245,7 +245,7 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
 
 
 def _holds_images(column) -> bool:
-    """Return whether a column's first value is an image, as in parquet files of Hugging Face."""
+    """Return whether the first value that is not missing is an image, as in parquet files."""
     there = column.dropna()
     return len(there) > 0 and is_image(there.iloc[0])
 

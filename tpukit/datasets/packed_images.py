@@ -61,7 +61,7 @@ class PackedImages(StoredImages):
         encoding: "jpeg" for encoded images of any format, "uint8" for pixels.
         index: (N,) of `row_type`, as in the file index.npy.
         skipped: a list with a dict of "row", "name" and "why" for each image that was left out.
-        digest: the digest of the manifest; two packs have different digests.
+        digest: the digest of the manifest. Only packs of equal contents have the same digest.
 
     Raises:
         FileNotFoundError: there is no finished pack in the folder.

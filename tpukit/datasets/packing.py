@@ -158,12 +158,12 @@ def pack(
             end. If the call is interrupted, the next call reads the iterable from its start.
         folder: a new or empty folder, or one in which the same pack was begun. Or several folders:
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
-        labels: for a table, the names of the columns that are labels. For items that are dicts,
-            the keys of labels; None for the first of label, labels, fine_label, target and targets
-            that exists. [] for no labels. Labels are stored as float32, which rounds fractions. An
-            integer beyond 2**24 is an error, and so is a whole number in a column of floats if
-            float32 would change it, or a number too large or too small for float32. A single column
-            of words becomes classes.
+        labels: for a table, the names of the columns that are labels; None for no labels. For items
+            that are dicts, the keys of labels; None for the first of label, labels, fine_label,
+            target and targets that exists, [] for no labels. Labels are stored as float32, which
+            rounds fractions. An integer beyond 2**24 is an error, and so is a whole number in a
+            column of floats if float32 would change it, or a number too large or too small for
+            float32. A single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -555,9 +555,9 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     is_whole = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     rows = planned[is_whole]
     contents = numpy.concatenate([contents_of(target, file) for file in files])
-    # `contents[:, 0]` is a digest of each image's pixels.
+    # `contents[:, 0]` is a digest of each image's stored bytes, without its mask.
     _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
-    first_copy = first[same]  # for each image the index of the first image with the same pixels
+    first_copy = first[same]  # for each image the index of the first image with the same bytes
     repeated = len(contents) - len(first)
     groups = None
     if repeated and not described.group_names:
@@ -621,7 +621,8 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
     """Raise ValueError if too many images are damaged."""
     if len(skipped) == count:
         raise InvalidValueError(
-            f"none of the {count} images can be decoded, for instance {skipped[0]}",
+            f"none of the {count:,} images can be decoded",
+            found=_reasons(skipped),
             fix="check that these are images, and that the paths are right",
         )
     damaged = len(skipped) / count  # not a product: 0.29 * 100 < 29

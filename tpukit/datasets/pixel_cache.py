@@ -56,7 +56,8 @@ class CachedImages(StoredImages):
     Attributes:
         images: (N, H, W, C) uint8, read-only, the mapped file.
         shape: (H, W, C); C is 3, 4 with masks, 1 for mode "L", and 2 for "I;16".
-        in_memory: True if all images are in memory, so that `read_ahead` is not necessary.
+        in_memory: True if the check of the images has read all of them and memory is large enough
+            to keep them, so that `read_ahead` is not necessary.
         names, labels, groups, group_names, classes, rows: as of `PackedImages`.
 
     Raises:

@@ -74,7 +74,7 @@ def run_in_processes(
         jobs: one job per process, of values that JSON supports.
         label: the name of the progress bar.
         total: the result of `done()` when all jobs are finished.
-        done: returns the progress of all processes together; called ten times per second.
+        done: returns the progress of all processes together; called about ten times per second.
         folder: the folder for `process-<n>.log`, the output of a process. The logs are removed if
             all processes end without an error.
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.

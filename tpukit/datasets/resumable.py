@@ -5,8 +5,8 @@
                 folder/00000-of-00002...       finished files
     finished    folder/manifest.json           written last; `unfinished` is removed
 
-A call with the same plan continues. A call with another plan raises if the folder has finished
-files.
+A call with the same plan continues. `begin` with another plan removes the files of the first call.
+So `pack` compares the plans first, and raises an error if there are finished files.
 """
 
 import contextlib

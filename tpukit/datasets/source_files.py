@@ -24,7 +24,7 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0)
 class Files:
     """The files of a source. `files[n]` is the bytes of one image file.
 
-    If there are masks, it is the result of `join` for the image file and its mask file.
+    If there are masks, `files[n]` is the result of `join` for the image file and its mask file.
 
     Args:
         names: the paths of the images.
@@ -98,9 +98,9 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
             the sum of their sizes and the later of their times.
 
     Returns:
-        A structured array with the fields "row", the position in `names`; "size" in bytes, -1
-            if there is no file at the path; "time", the modification time in ns; and "place", a
-        CRC-32 of the absolute path.
+        A structured array with the fields "row", the position in `names`; "size" in bytes, -1 if
+        there is no file at the path; "time", the modification time in ns; and "place", a CRC-32 of
+        the absolute paths of the image and its mask.
     """
     import numpy
 

@@ -6,7 +6,7 @@ groups allow.
 
 from typing import Any, NamedTuple
 
-from tpukit.essentials.display import InvalidValueError, check_count
+from tpukit.essentials.display import InvalidValueError, check_count, counted
 
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
@@ -37,7 +37,7 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
     names, numbers = numpy.unique(groups, return_inverse=True)
     if len(names) < 2:
         raise InvalidValueError(
-            f"{len(numbers):,} images in one group cannot be split",
+            f"{counted(len(numbers), 'image')} in one group cannot be split",
             fix="pack(..., groups=...) with the column that says which images belong together",
         )
     order = numpy.random.default_rng(seed).permutation(len(names))

@@ -4,8 +4,8 @@
     "\\x93NUMPY"                     an array of numpy                        numpy.load(file)
     784 bytes of no format          pixels without a header                  numpy.frombuffer(...)
 
-If a file begins like one of Pillow's formats but Pillow cannot open it, the file is damaged.
-`unread_kind` returns None for it, and the file must be copied again.
+If Pillow cannot open a file that begins like one of its formats, the file is damaged, except for a
+complete TIFF. `unread_kind` returns None for a damaged file, which must be copied again.
 """
 
 import io

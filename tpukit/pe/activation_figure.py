@@ -162,7 +162,6 @@ def _draw_edge(both: Sequence[Axes], mask: np.ndarray) -> None:
 
 def _write_shares(axes: Axes, lower: Axes, row: Any) -> str:
     """Write the shares of an image above its map and the mean map; return what is written."""
-
     inside = "no embolus"
     chance = ""
     mean = ""

@@ -81,7 +81,7 @@ def exams_of(table, name: str = "table") -> Exams:
     if repeated.any():
         raise InvalidValueError(
             f"{int(repeated.sum())} images occur twice in the {name}",
-            found=table.loc[repeated.idxmax(), IMAGE],
+            found=table[IMAGE].iloc[int(repeated.argmax())],
             fix='if the two rows of an image are equal: table.drop_duplicates("SOPInstanceUID")',
         )
     values = _probabilities(table, name)

@@ -45,7 +45,7 @@ _PREAMBLE = 128  # bytes before the letters DICM
 _DEFAULTS = {"RescaleSlope": 1.0, "RescaleIntercept": 0.0}  # used if the elements are missing
 
 # The packages to install for each transfer syntax. pydicom and Pillow decode only uncompressed
-# pixels, RLE, and most of JPEG 2000:
+# pixels, RLE, JPEG of 8 bits, and most of JPEG 2000:
 # https://pydicom.github.io/pydicom/stable/guides/plugin_table.html
 # For JPEG and JPEG-LS, python-gdcm has a BSD licence. The alternative, pylibjpeg-libjpeg, is under
 # the GPL and takes twice as long.
@@ -111,8 +111,9 @@ def read_dicom(path):
 
     Hounsfield units are stored values times RescaleSlope plus RescaleIntercept, or are looked up in
     the Modality LUT. If the file has no LUT and lacks one of these elements, `read_dicom`
-    takes slope 1 or intercept 0, and warns. A missing Modality causes a warning too. Pixels that
-    PixelPaddingValue marks as not measured get at most the value of air.
+    takes slope 1 or intercept 0, and warns. A missing Modality causes a warning too; a file without
+    Modality and RescaleSlope is not a CT slice. Pixels that PixelPaddingValue marks as not measured
+    get at most the value of air.
 
     Args:
         path: the path of a file with a single grey slice.
@@ -260,11 +261,11 @@ def check_decoder(syntax: str, path) -> None:
         return
     fix = "convert it with a program that reads it"
     if syntax in DECODERS:
-        fix = f"%pip install {DECODERS[syntax]}"
+        fix = f"%pip install {DECODERS[syntax]}, then restart the kernel"
     raise NotInstalledError(
         f"{path} is compressed, and no installed package decodes it",
         found=name,
-        fix=f"{fix}, then restart the kernel",
+        fix=fix,
     )
 
 

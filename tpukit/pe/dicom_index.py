@@ -27,6 +27,7 @@ from tpukit.pe.series import (
     of_other_kinds,
     read_headers,
     series_numbers,
+    without_ending,
     without_others,
 )
 
@@ -75,15 +76,15 @@ def index_dicom(
 
     Returns:
         A copy of the labels with a new index and the columns `path` (str), `position` (float) and
-        `number` (the InstanceNumber, float), sorted by study, series and position. If `odd` names a
-        problem, `path` is "", and `position` and `number` are NaN. If you pass this table to
-        `pack_dicom` as `labels`, `pack_dicom` does not read the headers again.
+        `number` (the InstanceNumber, float; 0 if it is missing), sorted by study, series and
+        position. If `odd` names a problem, `path` is "", and `position` and `number` are NaN. If
+        you pass this table to `pack_dicom` as `labels`, it does not read the headers again.
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has no
             file.
-        ValueError: two files contain the same image, an image has no position, or its file has
-            another study or series than the labels.
+        ValueError: `workers` is below 1; or, except with "keep", two files contain the same image,
+            an image has no position, or its file has another study or series than the labels.
         ModuleNotFoundError: pydicom is not installed.
     """
     import numpy as np
@@ -118,7 +119,8 @@ def index_dicom(
     if keep:
         # These headers could not be read. If a file has the name of its image, as in the
         # competition, the reason can be given in the row of the image.
-        reasons = {Path(names[number]).stem: reason for number, reason in others}
+        uids = [without_ending(os.path.basename(names[number])) for number, _ in others]
+        reasons = dict(zip(uids, [reason for _, reason in others], strict=True))
         table = _with_odd(_no_file(labels, reasons), rows, headers, position=position, paths=paths)
     else:
         _check_identifiers(labels.iloc[rows], headers, names)

@@ -89,8 +89,8 @@ def pack_dicom(
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
             above. At the ends of a series, the slice itself replaces the missing slice.
         crop: None for whole slices; "lungs" to cut all slices of a series to one box around the
-            lungs. `lung_box` finds it in 16 slices along the body. If it finds no box, the series
-            is not cut.
+            lungs. `lung_box` finds it in 16 slices along the body, which are read once more. If it
+            finds no box, the series is not cut.
         size: height and width in pixels. Slices are resized by Pillow's bilinear filter; those that
             are not square change their aspect ratio. Or several sizes: `pack_dicom` uses the first
             for which one of the folders has enough space; see `PackedImages.shape`.
@@ -119,7 +119,7 @@ def pack_dicom(
             are damaged.
         FileNotFoundError: there is no DICOM file in the folder, or a row has no file.
         DiskFullError: the disk is too small for the pack.
-        OSError: a file is damaged, and the message names it; or the disk became full.
+        OSError: a file is damaged or no CT slice, and the message names it; or the disk is full.
         FileExistsError: `to` contains another pack, or other files.
         ModuleNotFoundError: pydicom, a decoder that these files need, or array_record is not
             installed.
@@ -136,6 +136,8 @@ def pack_dicom(
         if "exam" in labels.columns:
             fix = 'pack_dicom(..., columns=["embolus"]), with the names of your labels'
         check_columns(labels, ("SOPInstanceUID", *columns), "the labels have", fix=fix)
+        if not len(labels):
+            raise InvalidValueError("the labels have no rows", fix="labels=None packs all slices")
     indexed = _indexed(labels, folder)
     if indexed is not None:
         names = sorted(indexed)
@@ -218,9 +220,7 @@ def _window(window) -> list[float] | None:
     """Return [level, width] of one window; None for the three windows."""
     if window is None:
         return None
-    level_and_width = window
-    if isinstance(window, str):
-        level_and_width = WINDOWS.get(window, window)
+    level_and_width = WINDOWS.get(window, window) if isinstance(window, str) else window
     try:
         level, width = map(float, level_and_width)
     except (TypeError, ValueError):
@@ -235,7 +235,7 @@ def _window(window) -> list[float] | None:
 def _indexed(labels, folder) -> list[str] | None:
     """Return the paths of the files in the table of `index_dicom`, relative to the folder.
 
-    None if the labels are another table, or have a file outside this folder.
+    None for another table, or if a row has no position or a file outside this folder.
     """
     columns = {"path", "position", "SeriesInstanceUID", "StudyInstanceUID"}
     if labels is None or not columns <= {*labels.columns} or labels["position"].isna().any():

@@ -19,9 +19,13 @@ from tpukit.pe.dicom import (
     not_decoded,
     open_dataset,
 )
-from tpukit.pe.series import DICOM_ENDINGS, find_files
+from tpukit.pe.series import find_files, without_ending
 
 _CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
+# Enhanced CT, and legacy converted enhanced CT. Files of other kinds, such as pictures of a screen,
+# may have frames too.
+_ENHANCED = (f"{_CT_IMAGE}.1", f"{_CT_IMAGE}.2")
+_TAGS = ["NumberOfFrames", "SOPClassUID"]
 # The functional groups of a frame, which may also be shared by all frames. The first two are
 # required.
 _GROUPS = (
@@ -37,7 +41,7 @@ def split_enhanced(folder, to) -> int:
 
     The new files are not compressed: 512 KB for a slice of 512 x 512 pixels. The SOPInstanceUID of
     a slice is that of its file, a colon, and the number of the frame from 1, such as "1.2.3:1".
-    Files of one frame are left out. A second call writes the same files again.
+    Files of one frame or of another kind are left out. A second call writes the same files again.
 
     Args:
         folder: a folder with DICOM files, also in its sub-folders.
@@ -57,27 +61,16 @@ def split_enhanced(folder, to) -> int:
     for name in find_files(folder):
         path = os.path.join(folder, name)
         try:
-            head = open_dataset(path, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
+            head = open_dataset(path, stop_before_pixels=True, specific_tags=_TAGS)
         except pydicom.errors.InvalidDicomError:
             continue
-        if int(head.get("NumberOfFrames") or 1) == 1:
+        frames = int(head.get("NumberOfFrames") or 1)
+        if frames == 1 or head.get("SOPClassUID") not in _ENHANCED:
             continue
         file = open_dataset(path)
         check_decoder(file.file_meta.TransferSyntaxUID, path)
-        count += _write_frames(file, path, Path(to, _without_ending(name)))
+        count += _write_frames(file, path, Path(to, without_ending(name)))
     return count
-
-
-def _without_ending(name: str) -> str:
-    """Return the name of a file without ".dcm" or ".dicom"; any other name does not change.
-
-    Many exports name a file by its identifier, such as "1.2.840.4". The last part of that is no
-    ending: without it, all files of a series would have the same name.
-    """
-    for ending in DICOM_ENDINGS:
-        if name.lower().endswith(ending):
-            return name[: -len(ending)]
-    return name
 
 
 def _write_frames(file, path, folder: Path) -> int:

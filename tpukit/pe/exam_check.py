@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_columns
 
-_WIDE = 1.5  # if a step is longer than this many usual steps, a slice is missing
-_SAME = 0.01  # mm; positions that differ by less are equal, because files have rounded positions
+WIDE = 1.5  # if a step is longer than this many usual steps, a slice is missing
+SAME = 0.01  # mm; positions that differ by less are equal, because files have rounded positions
 
 
 class Irregularity(NamedTuple):
@@ -41,9 +41,8 @@ def check_exams(table):
 
     An exam is irregular if it has several series, slices at equal positions, or a gap because a
     slice is missing. It is also irregular if the spacing changes although the slices are numbered
-    without a gap. For a table of `index_dicom` or `read_exams`, the result also lists files of
-    other modalities than CT, files that are not slices, incomplete headers, and series that are
-    stored lying, mirrored or upside down.
+    without a gap. For a table of `index_dicom` or `read_exams`, the result also has facts of the
+    files, such as other modalities than CT, incomplete headers, and series stored mirrored.
 
     A submission must have answers for irregular exams too. `ExamSequences(..., irregular="keep")`
     reads them in the order of their positions.
@@ -79,14 +78,14 @@ def find_irregular(table) -> Iterator[Irregularity]:
     steps = np.diff(exams.position)
     is_within = exams.number[1:] == exams.number[:-1]
     usual = _usual_steps(exams, steps)
-    is_equal = steps < _SAME
-    is_wide = steps > np.maximum(_WIDE * usual, _SAME)
+    is_equal = steps < SAME
+    is_wide = steps > np.maximum(WIDE * usual, SAME)
     # A scanner may change the spacing within an exam. Then InstanceNumber has no gap.
     is_next = abs(np.diff(exams.number_in_exam)) == 1
     for wrong, fact, fix in (
         (is_equal, "have slices at equal positions", "keep the row of one of these slices"),
         (is_wide & ~is_next, "lack a slice", "copy its file again, and give it a row"),
-        (is_wide & is_next, "change their spacing", "nothing, if your network allows for it"),
+        (is_wide & is_next, "change their spacing", "leave them out, if steps must be equal"),
     ):
         # Without the steps from one exam to the next.
         rows = np.flatnonzero(wrong & is_within)
@@ -148,7 +147,7 @@ def _usual_steps(exams: _Exams, steps):
     usual = []
     for start, end in zip(exams.starts[:-1], exams.starts[1:], strict=True):
         apart = steps[start : end - 1]
-        apart = apart[apart > _SAME]
+        apart = apart[apart > SAME]
         # The lower median: of two steps, the larger may be a gap.
         usual.append(np.quantile(apart, 0.5, method="lower") if len(apart) else 0.0)
     return np.array(usual)[exams.number[1:]]

@@ -78,7 +78,6 @@ class ExamNetwork(nn.Module):
             nn.Dropout(dropout),
         ]
         self.enter = nn.Sequential(*layers)
-
         self.gru = GRU(hidden, hidden, batch_first=True, bidirectional=True)
         self.leave = nn.Dropout(dropout)
         self.image = nn.Linear(2 * hidden, 1)

@@ -46,10 +46,9 @@ class ExamSequences:
             `index_dicom`: the three identifiers, `position`, and all columns of labels or none.
         features: (N, F) array or tensor, the features of the image in each row of the table.
         slices: the number of parts per exam.
-        irregular: "raise" for a ValueError if an exam has two series, two slices at the same
-            position, or a gap because a slice is missing. "keep" to use its slices in the order of
-            their positions, and print the number of irregular exams. `check_exams` lists these
-            exams.
+        irregular: "raise" for a ValueError if an exam is irregular, as `check_exams` defines it:
+            two series, two slices at the same position, a missing slice, or another spacing. "keep"
+            to use its slices in the order of their positions, and print the number of such exams.
         answers: the columns with the labels of an exam.
         image_label: the column with the label of each image; None if only exams have labels, so
             that "image_weight" is 0.
@@ -111,7 +110,7 @@ class ExamSequences:
         end = self._starts[1:][index]
         pairs = self._divide(end - start)
         rows = self._order[start:end][pairs.slices]
-        features = torch.as_tensor(self._features[rows], dtype=torch.float32).numpy()
+        features = torch.as_tensor(self._features[rows], dtype=torch.float32).numpy(force=True)
         first = np.searchsorted(pairs.parts, np.arange(self.slices))  # the first pair of each part
         count = np.bincount(pairs.parts)[:, None]  # the number of slices of each part, (S, 1)
         # `reduceat` sums from each first pair to the next one, without a loop over the parts.

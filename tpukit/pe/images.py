@@ -56,7 +56,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         )
     studies = labels[STUDY].unique()
     files = _scan(folder, studies)
-    if not files:
+    if not files and len(labels):
         raise _no_images(folder, studies)
     columns = [labels[name] for name in IDS]
     keys = [_Key(*ids) for ids in zip(*columns, strict=True)]
@@ -74,7 +74,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         found=f"{len(files):,} images",
         call="index_images(labels, folder",
     )
-    labels = labels[[key in files for key in keys]].reset_index(drop=True)
+    labels = labels.loc[[key in files for key in keys]].reset_index(drop=True)
     paths = [file.path for file in found]
     return labels.assign(path=paths, position=[file.position for file in found])
 

@@ -1,8 +1,8 @@
 """Add a decoder of 12-bit JPEG Extended to pydicom, by GDCM.
 
-pydicom 3.0.2 has two decoders for this transfer syntax. Pillow supports only 8 bits. pydicom's
-plugin for GDCM rejects more than 8 bits, although GDCM can decode them. A test fails as soon as
-pydicom decodes 12 bits without this module.
+pydicom 3.0.2 has three decoders for this transfer syntax. Pillow supports only 8 bits. The plugin
+for GDCM rejects more than 8 bits, although GDCM can decode them. pylibjpeg-libjpeg is under the
+GPL. A test fails as soon as pydicom decodes 12 bits without this module.
 """
 
 import contextlib

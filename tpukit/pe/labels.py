@@ -54,7 +54,6 @@ WORDS = {
     "indeterminate": "indeterminate exam",
 }
 
-
 _COPY_AGAIN = "copy it again from the competition's data"
 
 
@@ -124,8 +123,8 @@ def _read_table(file: Path):
 
     try:
         with warnings.catch_warnings():
-            # If every row has one field more than the header, pandas uses the first column as the
-            # index and shifts all others by one. It only warns, so make the warning an error.
+            # If rows have more fields than the header, pandas drops the last fields, or without
+            # `index_col` shifts all columns by one. It only warns, so make the warning an error.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(file, dtype=dict.fromkeys(IDS, str), index_col=False)
     except pd.errors.EmptyDataError:
@@ -225,7 +224,7 @@ def assign_folds(
             `read_exams` if a patient may have several exams.
 
     Returns:
-        A copy of the table with the column `fold`, int8.
+        A copy of the table with the column `fold`, int8; int16 for more than 128 folds.
 
     Raises:
         ValueError: `folds` is below 2, there are fewer groups than folds, or a column does not
@@ -260,7 +259,7 @@ def assign_folds(
         classes = labels[stratify]
     # Whole exams, because adjacent slices are nearly the same image: if they were in different
     # folds, overfitting would remain undetected.
-    fold = np.empty(len(labels), np.int8)
+    fold = np.empty(len(labels), np.min_scalar_type(-folds))
     for number, (_, rows) in enumerate(splitter.split(study, classes, groups=study)):
         fold[rows] = number
     return labels.assign(fold=fold)
@@ -284,16 +283,17 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
         )
 
 
-def check_yes_or_no(table, names: Iterable[str]) -> None:
-    """Raise ValueError unless all labels of these columns are 0 or 1.
+# The usual mistake is to pass the predictions, which are probabilities, as labels.
+_LABELS_FIRST = "labels come first, predictions second; labels of pe.read_labels are 0 and 1"
 
-    The usual mistake is to pass the predictions, which are probabilities, as labels.
-    """
+
+def check_yes_or_no(table, names: Iterable[str], *, fix: str = _LABELS_FIRST) -> None:
+    """Raise ValueError with this fix unless all labels of these columns are 0 or 1."""
     for name in names:
         wrong = ~table[name].isin([0, 1]).to_numpy()
         if wrong.any():
             raise InvalidValueError(
                 f"{name} has {int(wrong.sum())} labels that are neither 0 nor 1",
-                found=f"{table[name].iloc[int(wrong.argmax())]}, probably a prediction",
-                fix="labels come first, predictions second; labels of pe.read_labels are 0 and 1",
+                found=str(table[name].iloc[int(wrong.argmax())]),
+                fix=fix,
             )

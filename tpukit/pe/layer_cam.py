@@ -46,7 +46,7 @@ class LayerCAM(torch.nn.Module):
         # Make the layer's output a leaf, so that only the layers after it are differentiated.
         def keep(module, inputs, output):
             outputs.append(output.detach().requires_grad_())
-            return outputs[-1]
+            return outputs[-1].clone()  # the next layer may overwrite its input
 
         hook = self._layer[0].register_forward_hook(keep)
         try:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from tpukit.essentials.display import InvalidValueError
 
-_COARSE = 128  # pixels per side; slices are reduced to about this size, which is enough for a box
+_COARSE = 128  # pixels; the shorter side is reduced to 128 to 255, which is enough for a box
 _AIR = -400  # HU; the values of lungs are lower
 _SMALLEST = 0.006  # share of a slice; a smaller area of air, such as the windpipe, is not a lung
 _MARGIN = 1 / 64  # share of the slice's side; added around the box

@@ -41,10 +41,13 @@ def leave_out(
     few = ", ".join(gone[:3])
     counts = f"{len(gone):,} of {wanted:,}"
     if missing == "raise" or len(gone) == wanted:
+        fix = "copy them there"
+        if len(gone) < wanted:
+            fix += f', or leave their rows out with {call}, missing="drop")'
         raise PathNotFoundError(
             f"{counts} {kind}s are not in {folder}",
             found=f"{found}; missing for instance {few}",
-            fix=f'copy them there, or leave their rows out with {call}, missing="drop")',
+            fix=fix,
         )
     print(f"left out {counts} rows whose {kind} is not in {folder}, for instance {few}")
 

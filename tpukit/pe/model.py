@@ -108,7 +108,8 @@ def augment(**changes):
 
     It flips half of the images, and exchanges their labels of the left and the right side. A flip
     also moves the heart to the other side, which is rare in patients but does no harm here. Sizes
-    vary by a quarter, because scanners have different fields of view.
+    vary by a quarter, because scanners have different fields of view. All other changes are the
+    defaults of `Augment`.
 
     Args:
         changes: arguments of `Augment` that replace or extend those of the walkthrough.
@@ -137,7 +138,8 @@ def _load(model, file: Path) -> None:
     given = _shapes(state)
     own = model.state_dict()
     differing = [name for name in own if given.get(name) != own[name].shape]
-    wrong = [name for name in differing if name not in _HEAD]
+    # Files of torch before 0.4.1 do not count batches.
+    wrong = [name for name in differing if name not in _HEAD and "num_batches" not in name]
     extra = [name for name in given if name not in own]
     if wrong or extra:
         counts = f"{len(wrong)} missing or of another shape ({', '.join(wrong[:2])})"
@@ -149,8 +151,7 @@ def _load(model, file: Path) -> None:
             fix=f"pass {whole}, not a dict that contains it",
         )
     # A last layer of another size has other classes, so it keeps its random values.
-    random_head = {name: own[name] for name in differing}
-    model.load_state_dict(state | random_head)
+    model.load_state_dict(state | {name: own[name] for name in differing})
 
 
 def _shapes(state: object) -> dict[str, tuple]:

@@ -33,7 +33,7 @@ class NeighbouringSlices:
         labels, names, rows, groups, group_names: those of `images`.
 
     Raises:
-        ValueError: the window does not exist, the images were packed from another table, the table
+        ValueError: the window does not exist, the images were packed from a longer table, the table
             has no positions, or two slices of a series have the same position.
     """
 
@@ -100,7 +100,6 @@ class NeighbouringSlices:
 
     def read_ahead(self, indices) -> None:
         """Ask a cache to read the slices of these images into memory, without waiting."""
-
         if hasattr(self._images, "read_ahead"):
             self._images.read_ahead(self._three(indices).reshape(-1))
 

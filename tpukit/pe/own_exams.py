@@ -57,9 +57,10 @@ def read_exams(
     Returns:
         A DataFrame with one row per slice, sorted by exam and along the body. Its columns are the
         three identifiers, `exam`, `patient`, `description` of the series, `path`, `position` in mm,
-        `number` (InstanceNumber), and a uint8 column per label. If the table has labels of images,
-        their columns are named `<label>_on_image`, and `<label>` is 1 if the exam has a positive
-        image. Pass the result to `check_exams`, which lists anything unusual.
+        `number` (InstanceNumber), and a uint8 column per label. If a series has no positions,
+        `position` is the InstanceNumber. If the table has labels of images, their columns are named
+        `<label>_on_image`, and `<label>` is 1 if the exam has a positive image. Pass the result to
+        `check_exams`, which lists anything unusual.
 
     Raises:
         FileNotFoundError: the folder has no DICOM file, or lacks the exam or image of a row.
@@ -191,7 +192,9 @@ def _read_labels(labels):
             found=first_few(twice),
             fix=f'if these rows equal the earlier ones: labels.drop_duplicates("{key}")',
         )
-    check_yes_or_no(labels, names)
+    for name in names:
+        fix = f'correct these, or if the column is no label: labels.drop(columns="{name}")'
+        check_yes_or_no(labels, [name], fix=fix)
     return labels.astype(dict.fromkeys(names, "uint8"))
 
 
@@ -246,8 +249,7 @@ def _join_images(table, labels, missing: str, *, folder):
     files = table["path"].map(os.path.basename)
     wanted = set(labels["image"])
     key = table[IMAGE]
-    # The table may name images by their SOPInstanceUID or by their file. The
-    # names that find more images are used.
+    # The table may name images by their SOPInstanceUID or by their file: whichever finds more.
     if len(wanted & set(files)) > len(wanted & set(key)):
         key = files
         twice = files[files.duplicated() & files.isin(wanted)]
@@ -312,7 +314,8 @@ def _one_series(table, series: str | None):
     several = count[count > 1]
     if len(several):
         exam = several.index[0]
-        description = table["description"][table["exam"] == exam].iloc[0]
+        # The longest, because no other description contains it.
+        description = max(table["description"][table["exam"] == exam], key=len)
         raise InvalidValueError(
             f"{len(several)} of {len(count)} exams have several series, which cover the same "
             "part of the body",

@@ -20,6 +20,7 @@ from tpukit.essentials.display import figure_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.data_notice import NOT_FOR_CLINICAL_USE
+from tpukit.pe.exam_check import SAME, WIDE
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns, check_yes_or_no
 from tpukit.pe.slice_viewer import SCALE_BAR, Curve, Study, as_jpeg, highest
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 _SIDE = 256  # width and height in pixels of each window on the page
 _MONTAGE = 12  # the number of slices in the overview and in the montage
-# If a step between slices is longer than this many usual steps, a slice is missing, as in
-# `exam_check`.
-_WIDE = 1.5
 _TITLES = 0.3  # inches above each slice of the montage
 _HEADER = 0.55  # inches of the montage for its title and its note
 _EMBOLUS = LABELS[0]
@@ -198,8 +196,9 @@ def show_study(
         The viewer, which a notebook displays.
 
     Raises:
-        ValueError: the exam does not exist; it has several series and `series` is None; `images`
-            has none of its slices; or a column, a label or a prediction is missing.
+        ValueError: the exam does not exist; it has several series and `series` is None, or has no
+            such series; `images` has none of its slices; or a column, a label or a prediction is
+            missing or wrong.
     """
     import numpy as np
 
@@ -276,11 +275,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
 
 
 def _one_series(rows: Any, study: str, series: str | None):
-    """Return the rows of a series of an exam.
-
-    Raises:
-        ValueError: the exam has several series and `series` is None, or has no such series.
-    """
+    """Return the rows of a series of an exam; the errors are those of `show_study`."""
     names = rows[SERIES].unique().tolist() if SERIES in rows else [None]
     if series is None and len(names) > 1:
         raise InvalidValueError(
@@ -306,15 +301,15 @@ def _irregularities(positions: np.ndarray) -> list[str]:
 
     notes = []
     steps = np.diff(positions)
-    shared = int((steps == 0).sum())
+    shared = int((steps < SAME).sum())
     if shared:
         slices = "slices are" if shared > 1 else "slice is"
         notes.append(f"{shared} {slices} at the position of another one")
-    apart = steps[steps > 0]
+    apart = steps[steps > SAME]
     if not len(apart):
         return notes
     usual = np.quantile(apart, 0.5, method="lower")  # the lower median, as in `exam_check`
-    wide = steps[steps > _WIDE * usual]
+    wide = steps[steps > WIDE * usual]
     missing = int((np.round(wide / usual) - 1).sum())
     if missing:
         slices = "slices are" if missing > 1 else "slice is"
@@ -435,7 +430,6 @@ def _importance(table: Any) -> np.ndarray:
 
     The slices with the highest probability of the exam get 4 more.
     """
-
     probabilities = _probabilities(table)
     is_highest = probabilities == probabilities.max()
     return probabilities + 2 * _has_embolus(table) + 4 * is_highest
@@ -482,7 +476,6 @@ def _curves(table: Any) -> list[Curve]:
     if _PROBABILITY in table:
         name = "predicted probability of an embolus"
         curves.append(Curve(name, table[_PROBABILITY].tolist()))
-
     if "consistent" in table:
         name = "without contradictions"
         curves.append(Curve(name, table.consistent.tolist(), color="currentColor", dashed=True))

@@ -16,7 +16,15 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.datasets import Names, how_many, look_at, npy, run_in_processes, write_file
+from tpukit.datasets import (
+    Names,
+    how_many,
+    look_at,
+    npy,
+    run_in_processes,
+    whole_number,
+    write_file,
+)
 from tpukit.essentials.data import run_ahead
 from tpukit.essentials.display import PathNotFoundError
 from tpukit.pe.dicom import (
@@ -30,6 +38,7 @@ from tpukit.pe.dicom import (
     load_pydicom,
     open_dataset,
 )
+from tpukit.pe.exam_check import SAME, WIDE
 
 # The headers of this many files are stored together; an interrupted process loses at most these.
 CHUNK = 256
@@ -59,10 +68,6 @@ _HIGHEST_FOR_AIR = -500.0
 _TILT = 0.5  # mm; the slices of a series may be shifted this far at right angles to their normal
 # Each of the six numbers of an orientation, -1 to 1, may differ this much: scanners round them.
 _SAME_ORIENTATION = 0.02
-_SAME_STEP = 0.01  # mm; positions in files are rounded
-# If a step between slices is longer than this many usual steps, a slice is missing; as in
-# `exam_check`.
-_WIDE = 1.5
 # An image is axial if its normal's component along the body is at least this; 1 is exactly axial.
 _AXIAL = 0.7
 # Keys: rows and columns exchanged; left and right mirrored; up and down mirrored.
@@ -104,7 +109,7 @@ def find_files(folder) -> list[str]:
 
     Files that end in .dcm or .dicom are returned. Other files are returned if their first 132 bytes
     are those of DICOM. The number of files that are left out is printed, by their ending. Hidden
-    files and DICOMDIR are ignored, and links to folders are not followed.
+    files and folders, __MACOSX and DICOMDIR are ignored. Links to folders are not followed.
 
     Raises:
         FileNotFoundError: the folder does not exist, or it contains no DICOM file.
@@ -160,6 +165,17 @@ def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
     if links:
         example = links[0]
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
+
+
+def without_ending(name: str) -> str:
+    """Return the name of a file without ".dcm" or ".dicom"; any other name does not change.
+
+    Many exports name a file by its identifier, such as "1.2.840.4", whose last part is no ending.
+    """
+    for ending in DICOM_ENDINGS:
+        if name.lower().endswith(ending):
+            return name[: -len(ending)]
+    return name
 
 
 def _is_dicom_file(path: str) -> bool:
@@ -266,7 +282,7 @@ def read_headers(
     work.mkdir(parents=True, exist_ok=True)
     # The chunks of an earlier call are valid only for the same files.
     _forget_changed(folder, names, work)
-    workers = how_many(len(chunks), workers)
+    workers = how_many(len(chunks), whole_number("workers", workers, 1))
     run_in_processes(
         "tpukit.pe.series:_read_chunks",
         [[str(folder), str(work), len(names), rank, workers] for rank in range(workers)],
@@ -292,7 +308,7 @@ def read_headers(
 def _forget_changed(folder, names: list[str], work: Path) -> None:
     """Remove the chunks of files that have changed since their headers were read.
 
-    Of more than 20,000 files, only 20,000 are compared, evenly spread; see `look_at`.
+    Of more than 20,000 files, at most 20,000 are compared, evenly spread; see `look_at`.
     """
     import numpy
 
@@ -558,11 +574,11 @@ def _steps(place, number) -> dict:
     import numpy
 
     steps = numpy.diff(numpy.sort(place))
-    is_step = steps > _SAME_STEP
+    is_step = steps > SAME
     if not is_step.any():
         return {_SAME_PLACE: len(steps)}
     usual = numpy.quantile(steps[is_step], 0.5, method="lower")  # as in exam_check
-    wide = steps[steps > _WIDE * usual]
+    wide = steps[steps > WIDE * usual]
     has_numbers = numpy.ptp(number) > 0
     # If the numbers have no gap, the scanner has changed its spacing, and no slice is missing.
     is_numbered_through = (numpy.diff(numpy.sort(number)) == 1).all()

@@ -411,6 +411,8 @@ def highest(values, stretches: int) -> list[int]:
 
     values = np.asarray(values, float)
     chosen = []
+    if not len(values):
+        return chosen
     for part in np.array_split(np.arange(len(values)), min(stretches, len(values))):
         from_middle = np.abs(part - part.mean())
         best = np.lexsort((from_middle, -values[part]))[0]  # by value, then by distance

@@ -84,6 +84,15 @@ def test_a_finished_phantom_is_not_made_again(made, tmp_path):
     assert mark.read_bytes() == b"marked"
 
 
+def test_hidden_files_of_a_file_manager_do_no_harm(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "copy")
+    mark = next((folder / "train-jpegs").rglob("*.jpg"))
+    mark.write_bytes(b"marked")
+    (folder / "train-jpegs" / ".DS_Store").write_bytes(b"Finder")
+    phantom(folder, **SMALL)
+    assert mark.read_bytes() == b"marked"
+
+
 def test_other_phantoms_are_never_drawn_over_finished_ones(made, tmp_path):
     folder = shutil.copytree(made, tmp_path / "copy")
     with pytest.raises(FileExistsError) as refused:
@@ -178,6 +187,12 @@ def test_a_folder_with_somebodys_files_is_left_alone(tmp_path):
     with pytest.raises(FileExistsError, match=r"not a phantom's\n  found: \['train.csv'\]\n  fix:"):
         phantom(tmp_path, **SMALL)
     assert contents(tmp_path) == {"train.csv": b"precious"}
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    numbers = {name: np.int32(value) for name, value in SMALL.items()}
+    phantom(tmp_path, **numbers, positive=np.float32(0.5), workers=1)
+    assert len(read_labels(tmp_path)) == SMALL["studies"] * SMALL["slices"]
 
 
 @pytest.mark.parametrize("name", ["studies", "slices", "size"])
@@ -424,6 +439,19 @@ def test_the_places_of_emboli_show_clot_and_no_contrast(tmp_path):
         x, y = (places[index] * 128).astype(int)
         # Clots have 40 to 70 HU, so 106 to 117 in this window; contrast has 260 HU and more, 186; noise and blur add.
         assert 80 < images[index][0][1, y - 1 : y + 2, x - 1 : x + 2].float().mean() < 150
+
+
+def test_the_places_of_emboli_are_also_found_by_the_positions_of_dicom_files(tmp_path):
+    options = {"positive": 1.0, "form": "dicom", "masks": True, "progress": "off"}
+    folder = phantom(tmp_path, studies=2, slices=6, size=64, workers=1, **options)
+    table = index_dicom(read_labels(folder), folder / "train", workers=1, progress="off")
+    places = embolus_places(folder, table)
+    masks = embolus_masks(folder, table)
+    shows = masks.any((1, 2))
+    assert shows.any()
+    assert np.array_equal(np.isfinite(places).all(axis=1), shows)
+    for (x, y), mask in zip((places[shows] * 64).astype(int), masks[shows], strict=True):
+        assert mask[y, x]
 
 
 def test_masks_are_where_the_emboli_were_drawn_and_the_images_are_the_same_without(made, tmp_path):

@@ -6,8 +6,8 @@
       3. findings: clots in the arteries, a wide right ventricle, opacities, fluid
 
 All lengths are in mm. x points to the patient's left (the right of the image), y to the back, z to
-the feet. x = y = 0 is the middle of the chest. z is 0 at the lung apices. At the last slice,
-below the domes of the diaphragm, z is HEIGHT. A "level" is z as a share of HEIGHT.
+the feet. x = y = 0 is the middle of the chest. z is 0 at the lung apices, and HEIGHT below the
+domes of the diaphragm. A "level" is z as a share of HEIGHT.
 
 The order in which random numbers are drawn must not change, because a seed must always give the
 same images. This module imports numpy, so only the functions that draw a phantom import it.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-HEIGHT = 250.0  # mm from the apices to the last slice
+HEIGHT = 250.0  # mm from the apices to below the diaphragm
 LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # the levels of the measures in OUTLINES
 # Measures in mm at each of LEVELS, from the apices down. "width" and "depth" are half axes.
 OUTLINES = {

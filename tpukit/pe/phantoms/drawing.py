@@ -10,7 +10,6 @@ result does not depend on the number of processes.
 """
 
 import hashlib
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,8 +85,9 @@ def phantom(
         masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
         short: True for emboli that are 2 to 6 mm long, measured from head to feet, as many real
-            emboli are. In an exam of 150 slices, each is on two or three slices. False for emboli
-            on a third of the slices or more.
+            emboli are; or 2.2 times the distance of two slices, if that is longer. In an exam of
+            150 slices, each is on two to four slices. False for longer emboli: an exam then has
+            them on about a third of its slices or more.
         workers: the number of processes that draw; None for one per CPU.
         progress: as for `tpukit.pack`.
 
@@ -106,7 +106,7 @@ def phantom(
         "slices": whole_number("slices", slices, 2),
         "seed": whole_number("seed", seed, 0),
         "size": whole_number("size", size, 32),
-        "positive": positive,
+        "positive": float(positive),  # JSON does not support numpy.float32
     }
     if form not in ("jpeg", "dicom"):
         raise ValueError(f'form must be "jpeg" or "dicom", got {form!r}')
@@ -338,7 +338,8 @@ def _is_complete(target: PhantomFolder) -> bool:
     others = target.differences(made)
     if others:
         raise others
-    images = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
+    # Without hidden files, such as .DS_Store.
+    images = len(list((target.folder / _images(target.plan)).rglob("[!.]*.*")))
     is_whole = images == target.plan["studies"] * target.plan["slices"]
     return is_whole and (target.folder / "train.csv").is_file()
 

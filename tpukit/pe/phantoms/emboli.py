@@ -14,7 +14,7 @@ def embolus_places(folder, table):
 
     Args:
         folder: the folder that `phantom` wrote.
-        table: rows of the folder's labels, as from `index_images`.
+        table: rows of the folder's labels, as from `index_images` or `index_dicom`.
 
     Returns:
         (N, 2) float array of x and y, as shares of the slice's width and height from its upper left
@@ -83,15 +83,18 @@ def _patient(recipe: dict, study: str):
     return make_patient(rng, decide_findings(recipe)[number])
 
 
-def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
+def _largest(patient, position: float, recipe: dict) -> tuple[float, float]:
     """Return a point inside the largest clot on a slice, as shares of its width and height."""
     import numpy as np
     from scipy import ndimage
 
+    from tpukit.pe.phantoms.anatomy import HEIGHT
     from tpukit.pe.phantoms.scanner import Canvas
 
     size = recipe["size"]
-    canvas = Canvas(patient, height_of(position, recipe["slices"]), size)
+    # The positions of DICOM files are in mm.
+    z = HEIGHT - position if "form" in recipe else height_of(position, recipe["slices"])
+    canvas = Canvas(patient, z, size)
     canvas.hu[:] = 0  # used for the coverage here, 1 inside a clot, instead of Hounsfield units
     for embolus in patient.emboli:
         if not embolus.at(canvas.z):

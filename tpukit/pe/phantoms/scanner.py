@@ -195,7 +195,6 @@ def _clipped(middle: float, half: float) -> slice:
 
 def _below(level: float, top: float, span: float) -> float:
     """Return 1 for levels up to `top - span`, 0 from `top` on, and a linear ramp between."""
-
     return np.clip((top - level) / span, 0, 1)
 
 
@@ -224,11 +223,7 @@ def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
 
 
 def draw_wall(canvas: Canvas):
-    """Paint the table, skin, fat and muscle.
-
-    Returns:
-        The distance to the inside of the rib cage.
-    """
+    """Paint table, skin, fat and muscle; return the distance to the inside of the rib cage."""
     p = canvas.patient
     z = canvas.z
     width = p.measure("body_width", z) + p.fat
@@ -363,7 +358,6 @@ def _mediastinum(canvas: Canvas, heart):
     column = canvas.distance(Ellipse(2, 6, p.measure("mediastinum", canvas.z), 54, power=2.3))
     from_edge = np.abs(canvas.x - 3) - 3.5 - 16 * _below(canvas.level, 0.24, 0.1)
     column = melt(column, np.maximum(from_edge, canvas.y - 10), 18)
-
     column = melt(column, canvas.distance(Ellipse(0, spine + 6, 24, 27)), 10)
     column = melt(column, canvas.distance(Ellipse(0, spine + 32, 30, 30)), 8)
     if heart is not None:
