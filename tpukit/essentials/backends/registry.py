@@ -1,7 +1,8 @@
 """The backends of a launch by name, from the fastest device to the slowest.
 
-By default `launch` uses the first backend whose devices the machine has. If the user names a
-backend and the machine has no such device, `launch` uses the first dry run of that backend:
+By default `launch` uses the first backend whose devices the machine has; of two backends for TPUs,
+the one whose package is installed. If the user names a backend and the machine has no such device,
+`launch` uses the first dry run of that backend:
 
     "xla"              TPU chips, driven by torch_xla
     "xla:simulator"    dry run of "xla" on a simulated TPU

@@ -362,7 +362,7 @@ class _Worker:
 
     Attributes:
         cores: the cores of this process that have started.
-        finished: set while no core is in a worker function: every one has returned or failed.
+        finished: set when every core has returned or failed; a session clears it for each run.
         on_command: functions, one per core, that are called with each command of a session and
             its number, in the thread that reads commands.
     """
