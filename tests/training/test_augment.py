@@ -562,6 +562,15 @@ def test_masks_are_found_among_several_targets_and_labels_stay_or_change_sides()
     assert torch.equal(given["masks"], masks)
 
 
+def test_pairs_and_names_of_an_iterator_are_read_once_and_kept():
+    labels = torch.tensor([[1.0, 0.0, 0.0]]).repeat(4, 1)
+    for pairs, names in (([0], [1]), ()), ((["left"], ["right"]), iter(("left", "right", "any"))):
+        augment = Augment(flip=1.0, swap_labels=zip(*pairs, strict=True), names=names)
+        for _ in range(2):
+            _, swapped = seeded(augment, noise(4, 3, 8, 8), labels)
+            assert torch.equal(swapped, labels[:, [1, 0, 2]])
+
+
 @pytest.mark.parametrize("fill", [0, 255, -100])
 def test_what_lies_outside_has_a_number_of_its_own(fill):
     masks = torch.full((8, 32, 32), 3)

@@ -149,6 +149,10 @@ def test_a_model_that_is_not_on_the_device_is_refused():
             'does not show whether lower or higher is better\n  fix:   mode="min" if lower is '
             'better, mode="max" if higher',
         ),
+        (
+            {"valid": Pairs(8), "metrics": {"loss": nn.L1Loss()}},
+            'a metric named "loss" would replace the loss in the column valid_loss',
+        ),
     ],
 )
 def test_arguments_are_checked_before_the_first_step(options, message):

@@ -4,6 +4,7 @@ import _thread
 import csv
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import time
@@ -199,6 +200,15 @@ def test_a_csv_file_that_is_there_is_continued(tmp_path):
         ["1", "0.5", "0.1"],
         ["2", "0.25", "0.1"],
     ]
+
+
+def test_a_csv_file_that_was_removed_begins_with_the_names_again(tmp_path):
+    write = CsvWriter(tmp_path / "new/log.csv")
+    for remove in (os.remove, lambda file: shutil.rmtree(file.parent)):
+        write({"step": 1, "loss": 0.5})
+        remove(tmp_path / "new/log.csv")
+        write({"step": 2, "loss": 0.25})
+        assert rows(tmp_path / "new/log.csv") == [["step", "loss"], ["2", "0.25"]]
 
 
 def test_a_run_writes_a_csv_file(tmp_path):

@@ -87,21 +87,22 @@ def test_on_kaggle_it_says_what_keeps_it_in_kaggles_words(tmp_path, capsys):
     assert "this is a saved version" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["run", "run [2]"])
 @pytest.mark.parametrize("where", ["my-notebook", "notebooks/me/my-notebook"])
-def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_path, capsys):
-    attached = tmp_path / "kaggle/input" / where / "run"
+def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, name, tmp_path, capsys):
+    attached = tmp_path / "kaggle/input" / where / name
     attached.parent.mkdir(parents=True)
     checkpoints = CheckpointStore(attached)
     for step in (1, 2):
         checkpoints.save({"step": step}, step=step)
     checkpoints.close()
     torch.save({}, attached / "best.pt")
-    (tmp_path / "kaggle/input/flowers/run").mkdir(
-        parents=True
-    )  # of the same name, and no checkpoints
+    # Of the same name, and no checkpoints; and a file beside the notebooks.
+    (tmp_path / "kaggle/input/flowers" / name).mkdir(parents=True)
+    (tmp_path / "kaggle/input/labels.csv").write_text("")
     before = sorted(attached.iterdir())
     for _ in range(2):
-        kept = run_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
+        kept = run_folder(name, machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
     assert [path.name[:13] for path in sorted(kept.folder.glob("step-*"))] == ["step-00000002"]
     assert (kept.folder / "best.pt").exists()
     assert sorted(attached.iterdir()) == before

@@ -212,8 +212,7 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
 def to_hounsfield(path, size: int, crop: tuple | None = None):
     """Read a slice as Hounsfield units, (size, size) little-endian int16, upright.
 
-    Args:
-        path, size, crop: as for `to_windows`.
+    The arguments are those of `to_windows`.
     """
     import numpy
     from PIL import Image

@@ -1,8 +1,8 @@
 """Report the reasons why a device is slow, each with its fix.
 
 The numbers come from counters of torch_xla and of the backend: compilations, copies to and from the
-host, operations without a lowering, waits and memory. Each function here compares a number with a
-limit, and returns a `Finding`.
+host, operations without a lowering, waits and memory. For each, a function here returns a
+`Finding`: a warning if a number is beyond its limit.
 """
 
 import statistics

@@ -147,8 +147,8 @@ def compare(
     - one rounding of the output's largest value, if the layer has a product;
     - 2**-14 of this value, because the device adds in another order and has its own exp.
 
-    On a TPU, factors are rounded to bfloat16. On XLA:CPU and on CPUs, they are not rounded, so the
-    limit is much smaller.
+    By default, a TPU rounds factors to bfloat16, and CUDA rounds them to TF32. XLA:CPU and CPUs do
+    not round them, so the limit is much smaller.
 
     Args:
         model: a torch.nn.Module on the CPU.

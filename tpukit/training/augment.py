@@ -70,7 +70,7 @@ class Augment:
         flip: the probability of a left-right flip, 0 (off) to 1.
         fill: the class number, -256 to 255, of mask pixels that come from outside the image. 0 is
             usually the background. The loss ignores 255 if it has `ignore_index=255`. Image pixels
-            from outside are always 0.
+            from outside are 0 before brightness and contrast change.
         swap_labels: pairs of labels that a flip exchanges, as column numbers, or as names if
             `names` is given. If the targets are a dict, its entry "labels" has the columns. Class
             numbers in a mask are not exchanged.
@@ -104,28 +104,32 @@ class Augment:
             raise InvalidValueError(
                 f"fill must be a class number, -256 to 255, got {self.fill!r}", fix="0, or 255"
             )
+        # Keep the pairs and the names, because an iterator such as zip could be read only once.
+        object.__setattr__(self, "swap_labels", tuple(self.swap_labels))
+        names = names_in_order(self.names, "names", words=False)
+        object.__setattr__(self, "names", tuple(names))
         _opposites(self.swap_labels, self.names)
 
     def __call__(self, images, labels):
         """Return changed images and their targets; the arguments are not modified.
 
         Pixels from outside the image are 0, the value that a scanner writes outside its field of
-        view. uint8 images are rounded and stay in [0, 255]; floats are not clamped. All is computed
-        in float32, also under autocast; on a TPU the result is exact to within one grey level. No
-        gradient is recorded.
+        view. Then they change their brightness like all other pixels. uint8 images are rounded and
+        stay in [0, 255]; floats are not clamped. All is computed in float32, also under autocast;
+        on a TPU the result is exact to within one grey level. No gradient is recorded.
 
         Args:
             images: (N, C, H, W) uint8 in [0, 255], or of a float dtype in [0, 1].
-            labels: the targets: labels (N, L) of any dtype, masks (N, H, W) of whole numbers from
-                -256 to 255, or a dict or tuple of both. If `swap_labels` is empty, other targets
-                are returned unchanged.
+            labels: the targets: labels (N, L) of any dtype, masks (N, H, W) of whole numbers that
+                differ from `fill` by at most 256, or a dict or tuple of both. If `swap_labels` is
+                empty, other targets are returned unchanged.
 
         Returns:
             (images, labels), with the same shapes and dtypes, on the same device.
 
         Raises:
-            ValueError: the images have another shape or dtype; or `swap_labels` is given, and the
-                labels are not (N, L).
+            ValueError: the images have another shape or dtype; a mask cannot hold `fill`;
+                or `flip` and `swap_labels` are given, and the labels are not (N, L).
         """
         import torch
 
@@ -389,7 +393,6 @@ def _opposites(swap_labels, names) -> dict[int, int]:
         ValueError: `swap_labels` does not consist of pairs of different labels, or `names` lacks a
             label.
     """
-    names = names_in_order(names, "names", words=False)
     opposites = {}
     for pair in swap_labels:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
@@ -402,7 +405,8 @@ def _opposites(swap_labels, names) -> dict[int, int]:
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(
-                    f"swap_labels={swap_labels!r} has no column for {label!r}; names={names!r}",
+                    f"swap_labels={swap_labels!r} has no column for {label!r}; "
+                    f"names={list(names)!r}",
                     fix="count columns from 0; to use names, pass names= with the names of all "
                     "columns, in order",
                 )

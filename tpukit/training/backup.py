@@ -224,7 +224,8 @@ class Backup:
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
         """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
 
-        Nothing is copied if the folder has a checkpoint of the same or a later step.
+        Neither is copied if the folder has a checkpoint of the same or a later step. Compiled
+        programs that the folder lacks are always copied, unless `resume` is False.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.

@@ -22,7 +22,7 @@ def inputs_and_targets(batch: object) -> tuple:
 
     Raises:
         TypeError: the batch has no targets, or contains a value that is not a tensor. The message
-            names the key of this value.
+            has the key or the index of this value.
     """
     import torch
 
@@ -145,6 +145,7 @@ def _counts_padding(loss: Callable) -> InvalidValueError:
 
 def inputs_only(batch: object) -> tuple:
     """Return (inputs, None) of a batch, which need not have targets.
+
     Raises:
         TypeError: the inputs contain a value that is not a tensor.
     """
@@ -166,7 +167,8 @@ def _first_part(batch: object) -> object:
 def call(model, inputs: object) -> object:
     """Return the model's outputs; pass a mapping as keyword arguments.
 
-    The targets in a mapping are passed only if `forward` has a parameter with their key.
+    The targets in a mapping are passed only if `forward` has a parameter with their key, or
+    `**kwargs`.
 
     Raises:
         TypeError: the mapping has a key, other than that of its targets, that is not a parameter

@@ -1,4 +1,4 @@
-"""Check the arguments of `fit` before the first step, and find layers that do not learn.
+"""Check the arguments of `fit` before the first step, and find statistics that do not change.
 
 Without these checks, the mistakes would appear only after an epoch, or not at all.
 """
@@ -246,11 +246,16 @@ def best_of(
         valid: whether `fit` has validation data.
 
     Raises:
-        ValueError: the history will have no such column; or `mode` is None, and the column's name
-            does not show which numbers are better.
+        ValueError: the history will have no such column; a metric has the name "loss"; or `mode` is
+            None, and the column's name does not show which numbers are better.
     """
     if not valid and column == "valid_loss":
         column = "train_loss"  # `valid_loss` is the default of `monitor`, also without `valid`
+    if valid and "loss" in metrics:
+        raise InvalidValueError(
+            'a metric named "loss" would replace the loss in the column valid_loss',
+            fix="another name for this metric",
+        )
     columns = ["train_loss"]
     if valid:
         columns += ["valid_loss", *(f"valid_{name}" for name in metrics)]

@@ -30,9 +30,10 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: the loss of all samples together, as if they were one batch. With
-            `keep_outputs=False`, it is the mean of the batches' losses. Each batch counts by its
-            number of samples, or by its weight if the loss returns `(total, weight)`.
+        loss: the loss of all samples together, as if they were one batch; `evaluate` describes the
+            exception, a loss with more than 1 MiB of tensors. With `keep_outputs=False`, it is the
+            mean of the batches' losses. Each batch counts by its number of samples, or by its
+            weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
             outputs. None with `keep_outputs=False`.
@@ -89,14 +90,16 @@ def evaluate(
     computes itself, is replaced by None, because it includes the padding. Compute the loss from the
     other outputs instead.
 
-    Afterwards, each layer of the model has the mode (training or evaluation) that it had before.
+    At first, the model's float buffers, such as BatchNorm's statistics, get their means over the
+    cores. At the end, each layer has the mode (training or evaluation) that it had before.
 
     Args:
         core: this core.
         model: module from a batch's inputs to outputs (B, ...), or to a tuple or dict of such
             tensors.
         loss: function of (outputs, targets) that returns one number, or `(total, weight)`. A loss
-            that is a module is copied to the CPU. If a loss has more than 1 MiB of tensors, such as
+            that is a module is copied to the CPU. A function with tensors on the device is computed
+            on the device. If a loss has more than 1 MiB of tensors, such as
             the weights of a frozen teacher, it is computed on their device instead: for
             `batch_size` samples at a time, and averaged over all samples. These tensors may also
             be in a module that the loss function refers to.
@@ -110,10 +113,12 @@ def evaluate(
 
     Raises:
         ValueError: the batches are shuffled or leave samples out; the dataset numbers its classes
-            differently from the dataset that `fit` trained this model on; an output has no
-            dimension of samples; or the loss or a metric is not one number.
-        TypeError: a batch or an output of the model has an unsupported type; or, with
-            `keep_outputs=False`, a metric cannot be updated step by step.
+            differently from the dataset that `fit` trained this model on; the first dimension of an
+            output is not the samples; or the loss or a metric is not one number.
+        OutOfSyncError: the cores have different weights or data.
+        TypeError: `batches` is not from `core.batches`; a batch or an output of the model has an
+            unsupported type; or, with `keep_outputs=False`, a metric cannot be updated step by
+            step.
     """
     metrics = separate_metrics(core, metrics or {})
     check_flag("bf16", bf16)

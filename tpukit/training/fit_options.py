@@ -89,7 +89,7 @@ class EarlyStopping:
 
     Raises:
         ValueError: `patience` is less than 1.
-        TypeError: `patience` is not a whole number.
+        TypeError: a value has the wrong type.
     """
 
     patience: int | None = None
@@ -117,8 +117,8 @@ class Checkpoints:
             "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
             and `best.pt` to it. If the backup has the newest complete checkpoint, a run continues
             from the backup. If a copy fails, `fit` prints the reason and continues. At the end,
-            `fit` waits for the last copy, but stops waiting after a minute without progress. See
-            `tpukit.training.run_folder`. None: no backup.
+            `fit` waits for the last copy: at most ten minutes, and one minute without progress.
+            See `tpukit.training.run_folder`. None: no backup.
         resume: continue from the newest complete checkpoint in the folder or the backup, if there
             is one. With False, `fit` raises an error if there is a checkpoint.
 

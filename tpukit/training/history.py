@@ -89,8 +89,8 @@ class History:
     def rows(self) -> list[dict]:
         """The rows of intervals and epochs, in the order of steps.
 
-        A row of an epoch has only the columns that its intervals lack, and "step". TFLOP/s are left
-        out, because their curve has the same form as that of samples_per_second.
+        A row of an epoch has only the columns that its intervals lack, and "step". Seconds are left
+        out, and so are TFLOP/s, whose curve has the same form as that of samples_per_second.
         """
         # The columns of intervals are drawn from the intervals, which have more points.
         of_intervals = set()

@@ -80,9 +80,9 @@ class _History:
 def show_history(history: Any) -> Figure:
     """Draw the curves of a run: the loss in a large panel, other measures in small panels.
 
-    Series share a panel if their names differ only in train, valid, val, test or eval. So
+    Series share a panel if their names differ only in the split, such as train, valid or test. So
     `train_loss` and `valid_loss` share a panel, and `lr` has its own panel. The horizontal axis is
-    "step", or "epoch" if there is no "step". If a series has fewer points than the axis, the points
+    "step", or "epoch" if there is no "step". If a series and the axis differ in length, the points
     are spread evenly, and the last point is at the end. For example, five validation losses of a
     run of 1,000 steps are drawn at 200, 400, ... 1,000.
 

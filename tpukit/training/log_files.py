@@ -130,7 +130,8 @@ class CsvWriter:
 
     def __call__(self, row: Row) -> None:
         """Append a row to the file and close the file."""
-        if self._columns is None or row.keys() - set(self._columns):
+        is_new = self._columns is None or not self._file.exists()
+        if is_new or row.keys() - set(self._columns):
             self._add_columns(row)
         self._write(self._file, "a", [row])
 

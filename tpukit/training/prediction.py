@@ -32,7 +32,8 @@ def predict(
 
         outputs = predict(core, model, core.batches(images, batch_size=64))
 
-    Every core gets the outputs of all samples. A batch needs no targets. It is a tensor; a tuple,
+    Every core gets the outputs of all samples. As in `evaluate`, the model's float buffers get
+    their means over the cores first. A batch needs no targets. It is a tensor; a tuple,
     of which only the first part is used; or a mapping, which is passed as keyword arguments.
 
     Args:
@@ -45,12 +46,15 @@ def predict(
 
     Returns:
         tensors (N, ...) on the CPU, in dataset order, nested as the model's outputs. bfloat16 and
-        float16 outputs are converted to float32; other dtypes stay as they are.
+        float16 outputs are converted to float32; other dtypes stay as they are. An output without
+        dimensions, such as a loss, becomes None.
 
     Raises:
-        ValueError: the batches are shuffled or leave samples out, or an output has no dimension of
-            samples.
-        TypeError: a batch or an output of the model has an unsupported type.
+        ValueError: the batches are shuffled or leave samples out, or the first dimension of an
+            output is not the samples.
+        OutOfSyncError: the cores have different weights or data.
+        TypeError: `batches` is not from `core.batches`; or a batch or an output of the model has an
+            unsupported type.
     """
     check_flag("bf16", bf16)
     check_batches("batches", batches)

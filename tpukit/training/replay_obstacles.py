@@ -56,7 +56,7 @@ def _has_own_step(optimizer) -> bool:
 
 
 def _has_hook(optimizer) -> bool:
-    """Return whether a hook of another package than tpukit runs in the optimizer's step."""
+    """Return whether a hook runs in the optimizer's step; tpukit's global hooks do not count."""
     from torch.optim import optimizer as base
 
     everywhere = [

@@ -152,7 +152,8 @@ def _inputs(attached: Path, name: str | os.PathLike) -> list[Path]:
     found = []
     # Kaggle mounts a notebook's output as input/NOTEBOOK, or as input/notebooks/OWNER/NOTEBOOK.
     for pattern in ("*", "notebooks/*/*"):
-        for folder in attached.glob(f"{pattern}/{Path(name)}"):
+        for notebook in attached.glob(pattern):
+            folder = notebook / name
             if any((*folder.glob("step-*.pt"), *folder.glob("*/step-*.pt"))):
                 found.append(folder)
     return found

@@ -149,7 +149,7 @@ class TrainStep:
     def __call__(
         self, number: int, batches: tuple, flags: tuple, *, is_last: bool = False
     ) -> tuple:
-        """Run one optimizer step, with the summed gradients of the batches.
+        """Run one optimizer step, with the gradients of the batches' joint loss.
 
         Args:
             number: the number of the step, from 1.
