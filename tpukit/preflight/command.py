@@ -69,8 +69,8 @@ def find_function(name: str) -> Callable:
     defines the function are run.
 
     Raises:
-        ValueError: the function or module does not exist, or the code before the function raises an
-            error.
+        ValueError: the function or module does not exist, a .py file is not valid Python, or a cell
+            before the function raises an error. Other errors of a .py file or module pass through.
         FileNotFoundError: the file does not exist.
     """
     place, _, function = name.rpartition(":")
