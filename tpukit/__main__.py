@@ -76,7 +76,7 @@ _COMMANDS = {
         "tpukit.preflight.command",
         "estimate memory, time and cost of a step with the TPU's own compiler, without a TPU",
         "Compile a worker function's step for a TPU. Exit status: 0, 1 if the step does not fit "
-        "the TPU's memory, 2 for wrong arguments.",
+        "the TPU's memory or cannot be compiled, 2 for wrong arguments.",
     ),
 }
 # The command line prints the text of these errors without a traceback. The first group is a mistake

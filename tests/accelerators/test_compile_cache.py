@@ -381,6 +381,16 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
     )
 
 
+def test_the_fix_for_a_folder_that_others_can_write_to_is_a_command_for_its_path(tmp_path):
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ValueError, match="other users can write to it") as raised:
+        compile_cache.own_folders([folder])
+    subprocess.run(re.search(r"chmod [^,]+", raised.value.fix)[0], shell=True, check=True)
+    assert compile_cache.own_folders([folder]) == (folder,)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(tmp_path):
     (tmp_path / "theirs").mkdir(mode=0o700)

@@ -83,6 +83,12 @@ def test_what_it_cannot_do_is_refused_with_a_fix(machine, cores, words):
         choose_topology(machine, cores, "torch_tpu")
 
 
+def test_the_evidence_names_the_cores_of_this_machine():
+    with pytest.raises(ValueError, match="cores=3 is not supported") as refused:
+        choose_topology(on(torch_tpu="0.2.0", chips=4), 3, "torch_tpu")
+    assert refused.value.found == "4 v5e chips; it has no layout for 3 of 4 cores"
+
+
 def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():
     topology = choose_device(on(torch_tpu="0.2.0"), 3, None, None)
     with pytest.raises(ValueError, match=r"device=3 is not supported(.|\n)*fix:   device=0"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tpukit.accelerators import cuda
 from tpukit.accelerators.cuda import count
 
 # CUDA uses the devices before the first invalid index, and no other.
@@ -31,3 +32,11 @@ def test_gpus_behind_an_invalid_index_are_not_visible(tmp_path, value):
 
 def test_a_machine_without_the_driver_has_no_gpu(tmp_path):
     assert count({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path / "none") == 0
+
+
+def test_without_a_gpu_the_fix_is_another_backend(monkeypatch):
+    monkeypatch.setattr(cuda, "count", lambda: 0)
+    with pytest.raises(ValueError, match="this machine has 0 GPUs") as refused:
+        cuda.CudaRuntime().topology(None, None)
+    assert refused.value.fact.startswith("backend='cuda' is not supported")
+    assert refused.value.fix.startswith("backend='cpu'")

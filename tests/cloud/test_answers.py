@@ -1,10 +1,11 @@
 """The errors of Google's libraries as `CloudError`, by what happened, however often it was tried."""
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 
-from tpukit.cloud.answers import CloudError, Service
+from tpukit.cloud.answers import CloudError, Service, find_credentials
 from tpukit.cloud.job_folder import open_folder
 
 exceptions = pytest.importorskip(
@@ -108,3 +109,11 @@ def test_a_bucket_behind_a_network_that_is_away_is_an_error_that_may_pass(closed
             with pytest.raises(CloudError, match="the cloud did not answer") as caught:
                 request(*arguments)
             assert caught.value.may_pass
+
+
+def test_the_project_of_given_credentials_is_known():
+    given = SimpleNamespace(project_id="mine")
+    assert find_credentials(given, None, {}) == (given, "mine")
+    assert find_credentials(given, None, {"GOOGLE_CLOUD_PROJECT": "other"}) == (given, "other")
+    with pytest.raises(CloudError, match="the project is not known"):
+        find_credentials(object(), None, {})

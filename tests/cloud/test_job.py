@@ -295,6 +295,8 @@ print(job.result().notebook.read_text(), jobs(sys.argv[1]))"""
     assert done.stdout.split()[0] in ("starting", "running")
     assert re.search(r"mine +succeeded +local +no TPU +20", done.stdout)
     assert job.state == "succeeded"
+    with pytest.raises(FileNotFoundError, match=r"there is no job(.|\n)*fix:   bucket="):
+        find("mine", tmp_path / "empty")
     with pytest.raises(FileNotFoundError, match="there are mine"):
         find("other", tmp_path / "jobs")
     assert [one.name for one in jobs(tmp_path / "jobs")] == ["mine"]
@@ -321,6 +323,24 @@ def test_a_submission_that_broke_off_is_completed_by_the_next(
             send(book, name="twice")
     assert find("twice", tmp_path / "jobs").state == "starting"
     assert "done" in result(send(book, name="twice")).notebook.read_text()
+
+
+def test_a_job_that_was_cancelled_before_its_start_is_over(
+    make_notebook, send, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTarget, "start", lambda self, plan: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            send(make_notebook("1"), name="never")
+    job = find("never", tmp_path / "jobs")
+    assert job.cancel().state == "cancelled"
+    assert job.wait(0.1, every=0.05) == "cancelled"
+
+
+def test_a_job_that_runs_is_not_started_a_second_time(make_notebook, send):
+    job = send(make_notebook(WAIT))
+    first = handle(job)
+    assert handle(job.start()) == first
 
 
 def test_the_time_limit_counts_all_attempts(make_notebook, send):

@@ -1,6 +1,7 @@
 """The files of a job: those that were named, and no secret by accident."""
 
 import os
+import shutil
 
 import pytest
 
@@ -70,6 +71,26 @@ def test_what_the_machine_could_not_have_is_refused(tmp_path, name):
         (ValueError, FileNotFoundError), match=r"not below|no such file|is not a file"
     ):
         named_files(tmp_path / "book", [named])
+
+
+def test_a_file_outside_of_the_notebooks_folder_is_refused_with_a_fix_that_works(tmp_path):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "data.csv").write_text("x")
+    with pytest.raises(ValueError, match=r"data.csv is not below") as caught:
+        named_files(tmp_path / "book", ["../data.csv"])
+    assert caught.value.fix == f"copy such files into {tmp_path / 'book'}, and name the copies"
+    shutil.copy(tmp_path / "data.csv", tmp_path / "book")
+    assert list(named_files(tmp_path / "book", ["data.csv"])) == ["data.csv"]
+
+
+def test_a_link_to_a_folder_is_sent_if_it_is_listed_besides_its_folder(tmp_path):
+    (tmp_path / "book/data").mkdir(parents=True)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/a.txt").write_text("x")
+    (tmp_path / "book/data/link").symlink_to(tmp_path / "shared")
+    with pytest.raises(ValueError, match=r"data/link is a link to a folder"):
+        named_files(tmp_path / "book", ["data"])
+    assert list(named_files(tmp_path / "book", ["data", "data/link"])) == ["data/link/a.txt"]
 
 
 def test_a_module_with_a_token_is_refused(tmp_path):

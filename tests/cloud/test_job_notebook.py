@@ -101,6 +101,16 @@ def test_a_script_without_cells_runs_as_it_is_and_has_no_parameters(tmp_path):
         read_notebook(tmp_path / "train.py")
 
 
+@pytest.mark.parametrize(
+    "line", ["cpus = !nproc", "?print", "!ls \\\n  -l", "if n:\n    !ls", "%matplotlib inline"]
+)
+def test_a_cell_of_parameters_may_have_magics(make_notebook, line):
+    found = read_notebook(make_notebook(parameters=f"n = 1\n{line}\nm = 2"))
+    assert found.defaults.keys() - {"cpus"} == {"n", "m"}
+    found = read_notebook(make_notebook(parameters="%%time\nn = 1", name="timed.ipynb"))
+    assert found.defaults.keys() == {"n"}
+
+
 def test_parameters_are_names_that_the_cell_assigns(make_notebook):
     book = read_notebook(
         make_notebook("other = 1", parameters=DEFAULTS + "\ndef f():\n    inner = 1")

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -101,6 +102,25 @@ def test_what_has_no_curve_is_refused_with_the_fix(labels, probabilities, messag
     with pytest.raises(ValueError, match=message) as refused:
         tpukit.metrics.show_roc(labels, probabilities)
     assert "fix:" in str(refused.value)
+
+
+def test_only_the_order_of_scores_counts_also_of_infinite_ones(tmp_path):
+    truth = np.tile([0, 1, 1], 20)
+    scores = np.linspace(0, 1, 60) + 0.2 * truth
+    infinite = np.where(scores > 1, np.inf, scores)
+    expected = tpukit.metrics.auroc_table(truth, infinite.clip(max=1), resamples=20)
+    assert tpukit.metrics.auroc_table(truth, infinite, resamples=20).equals(expected)
+    tpukit.metrics.show_roc(truth, infinite, resamples=20).savefig(tmp_path / "roc.png")
+
+
+def test_a_bootstrap_has_a_draw_or_more():
+    truth = np.tile([0, 1], 20)
+    for measure in (
+        tpukit.metrics.auroc_table,
+        functools.partial(tpukit.metrics.sensitivity_at, 0.9),
+    ):
+        with pytest.raises(ValueError, match="resamples must be 1 or more, got 0\n  fix:"):
+            measure(truth, truth, resamples=0)
 
 
 def test_a_table_of_other_shapes_is_refused():

@@ -27,6 +27,15 @@ def test_false_alarms_are_counted_per_exam():
         at(-1)
 
 
+def test_a_score_may_be_infinite():
+    truth = np.tile([1, 0], 12)
+    scores = np.linspace(0, 1, 24)
+    exams = np.arange(24) // 2
+    infinite = np.where((scores > 0.5) & (truth == 1), np.inf, scores)
+    found = sensitivity_at_false_alarms(0.25, truth, infinite, groups=exams)
+    assert found == sensitivity_at_false_alarms(0.25, truth, infinite.clip(max=9), groups=exams)
+
+
 def test_the_interval_is_of_drawn_exams():
     random = np.random.default_rng(1)
     exams = np.repeat(np.arange(100), 10)

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -44,6 +45,13 @@ def test_each_image_stands_under_the_name_of_its_outcome(tmp_path):
     )
     assert len(tpukit.metrics.show_outcomes(images, TRUTH, CHANCES, limit=3).axes) == 3
     figure.savefig(tmp_path / "outcomes.png")
+
+
+def test_notes_of_a_sorted_table_stand_under_their_images():
+    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    notes = pandas.Series(["a", "b", "c"], index=[2, 0, 1])
+    figure = tpukit.metrics.show_outcomes(images, TRUTH[:3], CHANCES[:3], notes=notes)
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["a", "b", "c"]
 
 
 def test_what_does_not_belong_together_is_refused_with_the_fix():

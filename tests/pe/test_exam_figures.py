@@ -44,6 +44,14 @@ def test_what_there_is_is_drawn(positives, panels):
     assert sum(axes.get_visible() for axes in figure.axes) == panels
 
 
+def test_exams_of_a_hospital_have_different_titles():
+    table, chances = a_table([2, 0, 0])
+    table["StudyInstanceUID"] = "1.2.840.113619.2." + table.StudyInstanceUID.str[-1:]
+    figure = pe.show_exams(table, chances)
+    titles = [axes.get_title(loc="left").partition(":")[0] for axes in figure.axes]
+    assert sorted(titles) == ["19.2.0", "19.2.1", "19.2.2"]
+
+
 @pytest.mark.parametrize("exams", [1, 2, 4])
 def test_what_is_below_few_panels_is_not_cut_off(exams):
     table, chances = a_table([3] * exams)

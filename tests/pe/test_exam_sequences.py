@@ -175,6 +175,12 @@ def test_features_of_other_rows_are_refused():
         pe.ExamSequences(table, features[1:])
 
 
+def test_features_that_still_have_gradients_are_read():
+    table, features = made_up()
+    exams = pe.ExamSequences(table, torch.tensor(features, requires_grad=True))
+    assert torch.equal(exams[0][0], pe.ExamSequences(table, features)[0][0])
+
+
 def test_exams_without_labels_are_sequences_alone():
     table, features = made_up()
     exams = pe.ExamSequences(table.drop(columns=list(pe.LABELS)), features)

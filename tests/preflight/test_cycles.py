@@ -1,5 +1,7 @@
 """cycles: which graphs are a step of the training, what it takes, and which graphs were compiled again."""
 
+from pathlib import Path
+
 import pytest
 
 from tpukit.preflight.cycles import (
@@ -15,6 +17,7 @@ from tpukit.preflight.cycles import (
     recompiled,
     samples,
 )
+from tpukit.preflight.recording import _reason
 
 
 def trained(text):
@@ -156,3 +159,46 @@ def test_the_log_of_the_simulator_is_read(tmp_path):
 def test_without_a_step_of_an_optimizer_there_is_no_cycle():
     assert main_cycle([]) is None
     assert other_shapes([]) == recompiled([]) == []
+
+
+class _Texts:
+    """A backend that has the HLO texts of the recorded programs."""
+
+    def text_of(self, file):
+        return f"ENTRY {{\n  x.1 = f32[{file.stem}]{{0}} add(a.1, b.1)\n}}"
+
+
+def reason_of(*found):
+    return _reason(_Texts(), Path(), found)
+
+
+def test_the_first_step_that_is_compiled_again_is_explained_and_no_later_one():
+    first, step = [Cycle((Ran(number),), (number,)) for number in (0, 1)]
+    again = Cycle((Ran(1),))
+    assert reason_of(first, step, again, again) == ("", "")
+    fact, fix = reason_of(first, step, again, Cycle((Ran(2),), (2,)), Cycle((Ran(3),), (3,)), again)
+    assert "f32[1]" in fact
+    assert "f32[2]" in fact
+    assert "the same shapes and positions" in fix
+    cut = Cycle((Ran(1), Ran(2)), (2,))
+    last = Cycle((Ran(3),))
+    fact, fix = reason_of(first, step, cut, Cycle((Ran(3),), (3,)), last, last)
+    assert fact == "a step runs 2 graphs, but the previous step ran 1"
+    assert fix == "no .item(), print or if on a tensor inside of core.step()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fact"),
+    [
+        ([RATE], [LABELS], "takes (4, 1) float32, but the previous step took (1,) float32"),
+        ([RATE], [RATE, LABELS], "takes (4, 1) float32 too, unlike the previous step"),
+        ([RATE, LABELS], [RATE], "does not take (4, 1) float32, unlike the previous step"),
+        ([RATE, RATE], [RATE], "does not take (1,) float32, unlike the previous step"),
+    ],
+)
+def test_a_step_that_takes_other_tensors_is_explained_by_them(before, after, fact):
+    first = Cycle((Ran(0),), (0,))
+    cycles = [Cycle((Ran(1, taken=tuple(before)),), compiled) for compiled in ((1,), (), (), ())]
+    assert (
+        reason_of(first, *cycles, Cycle((Ran(2, taken=tuple(after)),), (2,)))[0] == f"a step {fact}"
+    )

@@ -23,11 +23,13 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 import tpukit
 from tpukit.preflight import compiler, libtpu
+from tpukit.preflight import hazards as hazards_module
 from tpukit.preflight.command import find_function
 from tpukit.preflight.compiler import Compiled, compile_graph
+from tpukit.preflight.cost_figures import _memory_parts
 from tpukit.preflight.hazards import find_hazards
-from tpukit.preflight.hlo import Array, read_program, without_sources
-from tpukit.preflight.recording import record
+from tpukit.preflight.hlo import Array, Operation, Program, read_program, without_sources
+from tpukit.preflight.recording import Graph, Recording, record
 from tpukit.preflight.step_clock import StepClock
 from tpukit.preflight.step_report import Preflight, _short
 from tpukit.profiling import find_tpu
@@ -342,6 +344,16 @@ def test_a_hazard_is_named(step, name, words):
     assert words in hazards(functools.partial(workers.by_hand, batch_size=64, **step))[name]
 
 
+def test_the_largest_int64_of_a_step_is_named_and_not_a_float_beside_it(monkeypatch):
+    weight = Array("f32", (4096, 4096))
+    results = (weight, Array("s64", (1024,), width=8), Array("s64", (2048,), width=8))
+    program = Program({0: (Operation("results", "tuple", results),)}, entry=0)
+    monkeypatch.setattr(hazards_module, "read_program", lambda module: program)
+    found = find_hazards(Recording((Graph(b"", b""),), is_steady=True))
+    assert "int64 in 1 operation" in found[0].fact
+    assert "the largest s64[2048]" in found[0].fact
+
+
 def test_padding_is_counted_in_whole_tiles():
     half = Array("f32", (8, 64), minor_to_major=(1, 0), tiles=(8, 128))
     assert (half.bytes, half.padded_bytes) == (8 * 64 * 4, 8 * 128 * 4)
@@ -391,6 +403,26 @@ def place_library(tmp_path, body):
         ["gcc", "-shared", "-fPIC", "-o", str(folder / "libtpu.so"), str(source)], check=True
     )
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+
+
+def test_a_cached_result_of_which_a_file_is_missing_is_made_again(recorded, tmp_path, monkeypatch):
+    def compiles(job, command, folder, *, title):
+        numbers = (
+            "argument_bytes 1\noutput_bytes 1\nalias_bytes 0\ntemporary_bytes 0\ncode_bytes 1\n"
+        )
+        (folder / "numbers").write_text(numbers)
+        (folder / "optimized").write_bytes(b"")
+        (folder / "facts").write_text('{"libtpu": "0.0.9", "seconds": 1.0}')
+
+    monkeypatch.setattr(compiler, "_compile", compiles)
+    environ = place_library(tmp_path, "abort();")
+    call = functools.partial(
+        compile_graph, recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ
+    )
+    assert [call().is_cached for _ in range(2)] == [False, True]
+    (facts,) = tmp_path.glob("tpukit/compiled/*/facts")
+    facts.unlink()  # as by an interrupt while the folder was removed
+    assert [call().is_cached for _ in range(2)] == [False, True]
 
 
 def left_behind(tmp_path):
@@ -534,6 +566,23 @@ def of_host(found, seconds, state, words):
     return there
 
 
+def test_the_bar_of_the_memory_has_all_bytes_of_the_report(recorded):
+    program = Compiled(CHIP, "0.0.17", 1.0, 8 * 2**30, 2**30, 0, 2**30, 2**20, 1.0, 1.0, b"")
+    graph = replace(recorded.graphs[0], beside=7 * 2**30)
+    found = Preflight(CHIP, replace(recorded, graphs=(graph,), shapes=()), (program,))
+    assert not found.fits
+    parts = _memory_parts(found)
+    assert sum(parts.values()) == found.hbm_bytes
+    assert parts["other tensors and programs"] == 7 * 2**30
+
+
+def test_no_batch_fits_is_said_of_the_sizes_that_were_tried(recorded):
+    too_large = compiler.OutOfMemoryError("it does not fit", words="hbm", needed=2**40, limit=2**34)
+    refused = Preflight(CHIP, recorded, (), too_large=too_large)
+    largest = tpukit.preflight.LargestBatch(0, {1024: refused, 512: refused})
+    assert largest.title == "none of 2 batch sizes fits into a v5e core, not even 512 samples"
+
+
 def test_the_two_cores_of_an_old_chip_share_a_host_process(recorded):
     found = [Preflight(find_tpu(name), recorded, ()) for name in ("v5e-8", "v3-8")]
     assert found[1].host_seconds == 2 * found[0].host_seconds == 2 * recorded.host_seconds
@@ -615,6 +664,8 @@ def test_a_cell_that_does_not_run_is_told_by_its_number(cell, tmp_path):
 
 def test_a_file_that_is_no_python_is_told(tmp_path):
     (tmp_path / "broken.py").write_text("def train(core:\n")
+    with pytest.raises(ValueError, match=r"no module ./train(.|\n)*or a file: train.py:train"):
+        find_function("./train:train")
     with pytest.raises(ValueError, match=r"broken.py is not valid Python(.|\n)*line 1: def train"):
         find_function(f"{tmp_path / 'broken.py'}:train")
 

@@ -36,8 +36,12 @@ def why_no_compiler(environ: Mapping[str, str] = os.environ) -> tuple[str, str] 
     """Return (fact, fix) for a message if there is no C compiler; None if there is one."""
     if find_compiler(environ):
         return None
-    wanted = f"CC={environ['CC']}" if environ.get("CC") else "cc, gcc or clang"
-    return f"no C compiler is here ({wanted} is not on the PATH)", "apt-get install gcc libc6-dev"
+    wanted = "cc, gcc or clang"
+    fix = "apt-get install gcc libc6-dev"
+    if environ.get("CC"):
+        wanted = f"CC={environ['CC']}"
+        fix = "set CC to an installed C compiler, or unset it"
+    return f"no C compiler is here ({wanted} is not on the PATH)", fix
 
 
 def compiled(

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ def open_compile_cache(
 
     Raises:
         InvalidValueError: other users can write to a folder, whose files would be loaded as code.
+        OSError: the first folder cannot be created.
     """
     folders = own_folders(folders)
     try:
@@ -176,7 +178,8 @@ def _refuse_writable_by_others(folder: Path) -> None:
     raise InvalidValueError(
         f"compile_cache loads the files of {folder} as code, and other users can write to it",
         found=f"the folder belongs to user {facts.st_uid}, mode {mode}; this is user {os.getuid()}",
-        fix=f"use your own folder; or chmod 700 {folder}, if it is yours and you know its files",
+        fix=f"use your own folder; or chmod 700 {shlex.quote(str(folder))}, if it is yours and you "
+        "know its files",
     )
 
 

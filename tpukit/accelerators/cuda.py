@@ -107,11 +107,14 @@ class CudaRuntime(CpuRuntime):
         # Fewer cores than GPUs are fine. A run on one host uses the first GPUs.
         gpus = count()
         if gpus == 0 or (cores or 1) > gpus:
-            wanted = "a GPU" if cores is None else f"cores={cores}"
+            wanted = "backend='cuda'" if cores is None else f"cores={cores}"
+            fix = "backend='cpu' for a dry run"
+            if gpus:
+                fix = f"leave cores out for all GPUs; or {fix}"
             raise InvalidValueError(
                 f"{wanted} is not supported: this machine has {counted(gpus, 'GPU')}",
                 found="NVIDIA's driver reports the GPUs; CUDA_VISIBLE_DEVICES may hide some",
-                fix="leave cores out for all GPUs; or backend='cpu' for a dry run",
+                fix=fix,
             )
         cores = cores or gpus
         return Topology(self.name, "CUDA GPU", cores, processes=cores)

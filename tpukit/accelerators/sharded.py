@@ -1,6 +1,6 @@
 """Train a model sharded over all TPU chips of a host, which act as a single core.
 
-Each chip holds a part of every weight and computes its share of the batch. With 8 chips:
+Each chip holds a part of every large weight and computes its share of the batch. With 8 chips:
 
     weight of a layer   (4096, 1024)   each chip holds (512, 1024)
     its bias            (1024,)        each chip holds (128,)

@@ -182,7 +182,8 @@ class TorchTpuRuntime(CpuRuntime):
         if cores not in (None, 1, machine.cores):
             raise InvalidValueError(
                 f"cores={cores} is not supported: TorchTPU uses 1 core or all {machine.cores}",
-                found=f"{machine.chips} {machine.generation} chips; it has no layout for 2 of 8",
+                found=f"{machine.chips} {machine.generation} chips; it has "
+                f"no layout for {cores} of {machine.cores} cores",
                 fix=f"cores=1, or leave cores out for all {machine.cores}",
             )
         cores = cores or machine.cores

@@ -142,10 +142,11 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
             fact = "this machine has no credential for Google Cloud"
             raise CloudError(fact, found=found, fix=_LOGIN, status=401) from error
         project = project or of_the_credential
+    project = project or getattr(given, "project_id", None)
     if not project:
         raise CloudError(
             "the project is not known",
-            found="no project=, no GOOGLE_CLOUD_PROJECT, none in the credential",
+            found="no project=, no GOOGLE_CLOUD_PROJECT, none in the credentials",
             fix='project="my-project"; `gcloud projects list` shows yours',
         )
     return given, project

@@ -92,8 +92,9 @@ class Result:
     """The results of a job, on this machine.
 
     Attributes:
-        notebook: the path of the executed notebook; None if no cell has run.
-        page: the path of the executed notebook as an HTML page; None if it could not be made.
+        notebook: the path of the executed notebook; None if the notebook was not started.
+        page: the path of the executed notebook as an HTML page; None before the end of the job, or
+            if it could not be made.
         files: the paths of new and changed files of the notebook's working directory, by name.
         metrics: the contents of the notebook's metrics.json, and a dict "job" with state, attempt
             and seconds of the job.
@@ -154,6 +155,7 @@ def submit(
     Raises:
         InvalidValueError: the notebook would not run, an option is not supported, or a text looks
             like a secret.
+        InvalidTypeError: JSON does not support the value of a parameter.
         PathNotFoundError: a file does not exist.
         CloudError: the platform did not start the job.
     """
@@ -276,7 +278,10 @@ class Job:
         return self
 
     def logs(self) -> str:
-        """Return the output of the job so far; while there is none, the platform's log."""
+        """Return the output of the job so far.
+
+        While there is none, return the platform's log, or the command that shows this log.
+        """
         pieces = [self.folder.read(name) or b"" for name in self.folder.names("log/")]
         text = b"".join(pieces).decode(errors="replace")
         handle = read_json(self.folder, "handle.json")
@@ -423,7 +428,8 @@ class Job:
         if result:
             return result["state"], result.get("error", "")
         if not handle:
-            return "starting", "it was not started yet"
+            is_cancelled = self.folder.read("cancel") is not None
+            return "cancelled" if is_cancelled else "starting", "it was not started yet"
         if platform.word == "queued":
             return "queued", platform.reason
         if platform.word == "running":
@@ -519,12 +525,10 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     folder = open_folder(bucket, project=getattr(to, "project", None))
     job = _found(folder.below(name), to)
     if job is None:
-        names = ", ".join(folder.folders()) or "none"
-        raise PathNotFoundError(
-            f"no job {name} in {folder.address}",
-            found=f"there are {names}",
-            fix="pass one of these names",
-        )
+        names = ", ".join(folder.folders())
+        found = f"there are {names}" if names else "there is no job"
+        fix = "pass one of these names" if names else "bucket=..., the bucket or folder of `submit`"
+        raise PathNotFoundError(f"no job {name} in {folder.address}", found=found, fix=fix)
     return job
 
 

@@ -13,7 +13,8 @@ from tpukit.essentials.display import InvalidValueError
 _TEXT_OPTIONS = {
     "zone": "zone of the machine, such as us-west4-a; gcloud needs it",
     "region": "region of the machine, such as us-central1; for vertex and skypilot",
-    "project": "project of Google Cloud (default: $GOOGLE_CLOUD_PROJECT)",
+    "project": "project of Google Cloud (default: for vertex $GOOGLE_CLOUD_PROJECT, for gcloud the "
+    "project of its configuration)",
     "reservation": "reservation of TPUs: its full name for vertex, any for gcloud",
     "image": "container image (default: a plain Python image)",
     "service_account": "account that the job uses on its machine",

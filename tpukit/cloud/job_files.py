@@ -18,6 +18,7 @@ _KEY_NAME = re.compile(
 _KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
 _LONGEST_KEY_FILE = 100_000  # bytes; larger files are not keys, and are not read
 _SHOWN = 8  # a message lists at most this many files
+_OUTSIDE = "is not below the notebook's folder"
 # Lines of a requirements.txt that refer to a file, such as "-e .", "-r more.txt", "./wheels/a.whl",
 # "name @ file:///a.whl".
 _LOCAL_PATH = re.compile(
@@ -85,6 +86,8 @@ def named_files(
             files = [path for path in inside if path.is_symlink() or not path.is_dir()]
         for file in files:
             name = Path(os.path.relpath(file, folder)).as_posix()
+            if name in listed and file.is_dir():
+                continue  # a link to a folder: its files follow by its own entry in `named`
             # A listed folder does not refuse a file that is listed, too.
             inside_of = place if place.is_dir() and name not in listed else None
             reason = _reason_against(file, name, inside_of)
@@ -100,11 +103,12 @@ def named_files(
         found_text = "; ".join(refused[:_SHOWN])
         if len(refused) > _SHOWN:
             found_text += f", and {len(refused) - _SHOWN} more"
+        fix = "name only files that the job needs; to send one of these files all the same, "
+        fix += "add its own path to files="
+        if _OUTSIDE in found_text:
+            fix = f"copy such files into {folder}, and name the copies"
         raise InvalidValueError(
-            f"{len(refused)} of the named files would not be sent",
-            found=found_text,
-            fix="name only files that the job needs; to send one of these files all the same, "
-            "add its own path to files=",
+            f"{len(refused)} of the named files would not be sent", found=found_text, fix=fix
         )
     return found
 
@@ -118,7 +122,7 @@ def _reason_against(file: Path, name: str, place: Path | None) -> str:
         place: the listed folder that contains the file; None if the file itself was listed.
     """
     if name.startswith("../") or Path(name).is_absolute():
-        return "is not below the notebook's folder"
+        return _OUTSIDE
     # The user has named this very file, so it may be hidden, a link or a key.
     if place is None:
         return "" if file.is_file() else "is not a file"
@@ -158,7 +162,7 @@ def read_requirements(
     Raises:
         PathNotFoundError: the file does not exist.
         InvalidValueError: a line refers to a file of this machine, contradicts one of `packages`,
-            or contains a secret.
+            contains a secret, or installs JAX without libtpu.
     """
     if not path.is_file():
         raise PathNotFoundError(f"no such file: {path}", fix='requirements="requirements.txt"')

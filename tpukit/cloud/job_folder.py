@@ -11,6 +11,7 @@ The files of a job, by their names:
     out/                 copies of the new and changed files of the working directory
     log/01-000001.txt    the output of each attempt, in pieces
     notebook.ipynb       the notebook as far as it was executed
+    notebook-attempt-1.ipynb       the same of an earlier attempt
     notebook.html, metrics.json    written at the end
     manifest.json        written at the end: size and checksum of all results
     result.json          written last, when the job is over; by `Job.wait`, if the platform ended
@@ -92,7 +93,7 @@ def write_json(folder: "JobFolder", name: str, value: dict) -> None:
 
 
 class PathFolder:
-    """A folder of this machine, or of a mounted bucket. It never has an incomplete file."""
+    """A folder of this machine, or of a mounted bucket."""
 
     def __init__(self, path: Path):
         self.address = str(path)
@@ -106,7 +107,7 @@ class PathFolder:
             return None
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Write bytes, or a copy of a file of this machine; replace an existing file."""
+        """Write bytes, or a copy of a file of this machine; replace an old file in one step."""
         place = self._place(name)
         # With the process id, because two processes may write the same file at the same time.
         part = place.with_name(f"{place.name}.{os.getpid()}{_UNFINISHED}")

@@ -237,16 +237,12 @@ def _check_python(text: str, place: str) -> None:
     A cell is not checked if a magic remains in it after IPython's conversion, or if it has a magic
     and IPython is not installed.
     """
+    converted = _converted(text)
     # IPython 7 on Python 3.12 or later, as on Colab, leaves `files = !ls` as it is.
     remaining = r"=\s*[%!]"
-    try:
-        from IPython.core.inputtransformer2 import TransformerManager
-
-        text = TransformerManager().transform_cell(text)
-    except ImportError:
+    if converted is None:
         remaining = r"^\s*[%!?]|^[^#]*[!?]\s*$|=\s*[%!]"
-    except SyntaxError:  # `compile` below raises it with a better message
-        pass
+    text = converted or text
     if re.search(remaining, text, re.MULTILINE):
         return
     try:
@@ -260,15 +256,29 @@ def _check_python(text: str, place: str) -> None:
         ) from None
 
 
+def _converted(text: str) -> str | None:
+    """Return a cell with its magics as calls of Python; None if IPython is not installed."""
+    try:
+        from IPython.core.inputtransformer2 import TransformerManager
+
+        return TransformerManager().transform_cell(text)
+    except ImportError:
+        return None
+    except SyntaxError:  # `compile` raises it with a better message
+        return text
+
+
 def _defaults(text: str) -> dict[str, ast.expr | None]:
     """Return the expression that the cell of parameters assigns to each name.
 
     It is None for a name in a tuple, whose value is not an expression of its own.
     """
+    # IPython would convert the whole cell below %%time to a string.
+    text = re.sub(r"\A\s*%%.*", "pass", text)
     # Python's parser refuses magics and shell lines.
-    lines = [re.sub(r"^\s*[%!].*", "pass", line) for line in text.splitlines()]
+    text = _converted(text) or re.sub(r"(?m)^(\s*)[%!].*", r"\1pass", text)
     defaults = {}
-    for statement in ast.parse("\n".join(lines)).body:
+    for statement in ast.parse(text).body:
         value = getattr(statement, "value", None)
         targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
         for target in filter(None, targets):

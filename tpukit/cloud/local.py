@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tpukit.cloud.job_folder import PathFolder, read_json
 from tpukit.cloud.target import JobPlan, PlatformState, variables_of
 
 # The variables that the job gets from this process: only settings of the machine.
@@ -28,6 +29,9 @@ class LocalTarget:
 
     def start(self, plan: JobPlan) -> dict:
         """Start run.sh in a new session, with a temporary folder as the machine's disk."""
+        earlier = read_json(PathFolder(Path(plan.folder)), "handle.json")
+        if earlier and _is_alive(earlier):
+            return earlier
         work = tempfile.mkdtemp(prefix="tpukit-job-")
         environment = variables_of(plan)
         for name, value in os.environ.items():

@@ -21,8 +21,8 @@ def _machine_spec(tpu: Tpu) -> dict | None:
     return None
 
 
-# Vertex AI's `machineSpec` of each TPU; there is none for v4 and v5p. It has only TPUs of one host,
-# because Google does not document how several hosts of a Vertex AI job find each other.
+# Vertex AI's `machineSpec` of each TPU; there is none for v4 and v5p. All TPUs have one host:
+# Google does not document how several hosts of a Vertex AI job find each other.
 MACHINE_SPECS = {name: spec for name, tpu in TPUS.items() if (spec := _machine_spec(tpu))}
 
 

@@ -4,8 +4,8 @@
     work/notebook.ipynb  the executed notebook, which papermill writes before and after each cell
 
 A thread copies changed files into the job's folder every two seconds. If the machine is lost,
-another attempt continues with the files of the last copy. result.json is written last, after all
-other files in the folder were compared with those of this machine.
+another attempt continues with the files of the last copy. result.json is written last, after the
+results in the folder were compared with those of this machine.
 """
 
 import base64

@@ -45,8 +45,8 @@ class JobOptions:
             it; None for any zone.
         region: the region of the machine, such as "us-central1", for vertex and skypilot; None for
             the platform's default.
-        project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT, or the project of the
-            credentials.
+        project: the Google Cloud project. If it is None, vertex takes GOOGLE_CLOUD_PROJECT or the
+            project of the credentials, and gcloud the project of its configuration.
         spot: True for a cheaper machine that the platform may end at any time.
         reservation: the full name of a reservation for vertex, "any" for gcloud; None for none.
         image: the container image; None for a plain Python image with the caller's version.

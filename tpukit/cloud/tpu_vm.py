@@ -185,8 +185,8 @@ def _client(
             found="it is one of tpukit's requirements, but installs with --no-deps leave it out",
             fix='`pip install "cloud-tpu-client==0.7"`; 0.8 and 0.10 break TensorFlow',
         ) from error
-    # Build the service here, because version 0.7 itself would use API v1, which does not have TPU
-    # VMs, oauth2client's credentials, and no timeout.
+    # Build the service here, because version 0.7 itself would use oauth2client's credentials, no
+    # timeout, and API v1, which does not have TPU VMs.
     plain_http = httplib2.Http(timeout=_REQUEST_SECONDS)
     http = google_auth_httplib2.AuthorizedHttp(credentials, http=plain_http)
     service = discovery.build(

@@ -18,7 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpukit.essentials.display import InvalidValueError, counted, names_in_order, plural
+from tpukit.essentials.display import (
+    InvalidValueError,
+    counted,
+    figure_inputs,
+    names_in_order,
+    plural,
+)
 from tpukit.metrics.samples import (
     as_columns,
     check_yes_or_no,
@@ -36,7 +42,6 @@ if TYPE_CHECKING:
 FEW = 5
 _GRID = 201  # points of a band from 0 to 1, in steps of 0.005
 _PERCENTILES = (2.5, 97.5)  # of the draws: the limits of a 95 % interval
-_MOST_TRIES = 20  # tries per draw: a draw with a single class has no curve and is repeated
 
 
 @dataclass(frozen=True)
@@ -204,13 +209,14 @@ def score(
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     truth, chances, numbers = one_label(labels, probabilities, groups)
+    # Only the order counts. A draw changes the weights of the samples and not their order, so sort
+    # them once.
+    rank = np.unique(chances, return_inverse=True)[1]
     positive, negative = count_groups(truth, numbers)
     if min(positive, negative) < FEW:
         shapes = ((2,), (2,), (2, _GRID), (2, _GRID))
         intervals = [np.full(shape, np.nan) for shape in shapes]
     else:
-        # A draw changes the weights of the samples, but not their order. So sort them once.
-        rank = np.unique(chances, return_inverse=True)[1]
         draws = drawn_weights(truth, numbers, resamples, seed=seed)
         curves = [_curve(truth, rank, weights) for weights in draws]
         measures = zip(*curves, strict=True)
@@ -222,8 +228,8 @@ def score(
         groups=int(numbers.max()) + 1,
         positive_groups=positive,
         negative_groups=negative,
-        auroc=float(roc_auc_score(truth, chances)),
-        average_precision=float(average_precision_score(truth, chances)),
+        auroc=float(roc_auc_score(truth, rank)),
+        average_precision=float(average_precision_score(truth, rank)),
         auroc_interval=area,
         average_precision_interval=average,
         recall_band=recall,
@@ -234,25 +240,28 @@ def score(
 def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
     """Draw whole groups; for each draw, yield how often each sample was drawn.
 
-    A draw in which all samples have the same class is replaced by another draw.
+    A draw in which all samples have the same class has no curve, and is replaced by another draw.
+    If both classes occur, at least half of the draws have both.
 
     Args:
-        truth: (N,) zeros and ones.
+        truth: (N,) zeros and ones; both must occur.
         groups: (N,) numbers of the groups, from 0.
-        resamples: number of draws.
+        resamples: number of draws, 1 or more.
         seed: the seed of the draws.
 
     Yields:
         (N,) float64.
+
+    Raises:
+        InvalidValueError: `resamples` is less than 1.
     """
     import numpy as np
 
+    figure_inputs.at_least_one(resamples=resamples)
     random = np.random.default_rng(seed)
     count = int(groups.max()) + 1
     done = 0
-    for _ in range(_MOST_TRIES * resamples):
-        if done == resamples:
-            return
+    while done < resamples:
         # Draw as many groups as there are, with replacement.
         drawn_groups = random.integers(count, size=count)
         times_drawn = np.bincount(drawn_groups, minlength=count)

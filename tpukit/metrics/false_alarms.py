@@ -77,7 +77,7 @@ def sensitivity_at_false_alarms(
     # is marked. -inf for a group without positive images.
     found_at = np.full(numbers.max() + 1, -np.inf)
     np.maximum.at(found_at, numbers[truth == 1], chances[truth == 1])
-    is_positive = np.isfinite(found_at)
+    is_positive = np.bincount(numbers[truth == 1], minlength=len(found_at)) > 0
     # The negative images from the most probable down: these are marked first.
     order = np.argsort(-chances[truth == 0], kind="stable")
     alarms = chances[truth == 0][order]

@@ -176,6 +176,8 @@ def show_outcomes(
     figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
     words = outcomes(labels, probabilities, threshold=threshold)
+    if notes is not None:
+        notes = list(notes)  # a Series of pandas would be indexed by its own index
     if len(words) != len(images) or (notes is not None and len(notes) != len(images)):
         counts = f"{len(images)} images and {len(words)} labels"
         if notes is not None:

@@ -1,8 +1,8 @@
 """Check labels, probabilities and groups: the arguments of all measures and figures.
 
-Every measure and every figure of this subpackage checks its arguments here. So all of them report
-the same mistakes: two columns for one label, logits instead of probabilities, nan, and samples
-without a group.
+Every measure and every figure of this subpackage checks its arguments here. So a mistake has the
+same error in all of them: two columns for one label, nan, a sample without a group, or logits where
+probabilities are needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) 
 
     Raises:
         ValueError: the shapes do not match, a label is neither 0 nor 1, or a probability or the
-            threshold is outside [0, 1].
+            threshold is nan or outside [0, 1].
     """
     truth, chances = _one_column(labels, probabilities)
     check_yes_or_no(truth)

@@ -60,10 +60,13 @@ def show_roc(
         ValueError: the shapes do not match, a label is neither 0 nor 1, all labels are equal, a
             probability is nan, or a sample has no group.
     """
+    import numpy as np
+
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
     # `score` has checked the arguments, so (N, 1) is the only other shape.
     truth = as_array(labels).ravel()
-    chances = as_array(probabilities).ravel()
+    # Ranks have the same curves as the scores, which may be infinite.
+    chances = np.unique(as_array(probabilities).ravel(), return_inverse=True)[1]
     counts = f"{found.positives:,} of {found.samples:,} {plural(sample)} positive"
     band = f"band: middle 95 % of {resamples} draws"
     unit = sample  # the name of the unit that the bootstrap draws

@@ -220,9 +220,7 @@ def _window(window) -> list[float] | None:
     """Return [level, width] of one window; None for the three windows."""
     if window is None:
         return None
-    level_and_width = window
-    if isinstance(window, str):
-        level_and_width = WINDOWS.get(window, window)
+    level_and_width = WINDOWS.get(window, window) if isinstance(window, str) else window
     try:
         level, width = map(float, level_and_width)
     except (TypeError, ValueError):

@@ -153,7 +153,7 @@ class SliceWeight:
         return sizes
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments of `pack_dicom` that make a smaller pack, the largest pack first.
+        """Yield arguments of `pack_dicom` that make a smaller pack, from the largest value down.
 
         It yields the name of the argument, the code that passes the argument, and the changed
         entries of the plan.
@@ -212,8 +212,7 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
 def to_hounsfield(path, size: int, crop: tuple | None = None):
     """Read a slice as Hounsfield units, (size, size) little-endian int16, upright.
 
-    Args:
-        path, size, crop: as for `to_windows`.
+    The arguments are those of `to_windows`.
     """
     import numpy
     from PIL import Image

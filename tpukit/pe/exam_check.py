@@ -41,9 +41,8 @@ def check_exams(table):
 
     An exam is irregular if it has several series, slices at equal positions, or a gap because a
     slice is missing. It is also irregular if the spacing changes although the slices are numbered
-    without a gap. For a table of `index_dicom` or `read_exams`, the result also lists files of
-    other modalities than CT, files that are not slices, incomplete headers, and series that are
-    stored lying, mirrored or upside down.
+    without a gap. For a table of `index_dicom` or `read_exams`, the result also has facts of the
+    files, such as other modalities than CT, incomplete headers, and series stored mirrored.
 
     A submission must have answers for irregular exams too. `ExamSequences(..., irregular="keep")`
     reads them in the order of their positions.

@@ -79,7 +79,7 @@ def show_exams(
         for axes, study in zip(grid.flat, chosen, strict=False):
             share = _draw_exam(axes, table[table[STUDY] == study], shown)
             if share:
-                shares.append(f"{study[:6]} {share}")
+                shares.append(f"{_short(study)} {share}")
         for axes in grid.flat[len(chosen) :]:  # the last row may have fewer exams than columns
             axes.set_visible(False)
         small = {"fontsize": look.SMALL, "color": look.MUTED}
@@ -180,9 +180,14 @@ def _draw_exam(axes: Axes, exam: pd.DataFrame, shown: _Shown) -> str:
     axes.set(ylim=(-0.03, 1.03), xlim=ends, yticks=[0, 0.5, 1])
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
     slices = f"{count} of {len(exam)} slices" if count else "no embolus"
-    title = f"{exam[STUDY].iloc[0][:6]}: {slices}"
+    title = f"{_short(exam[STUDY].iloc[0])}: {slices}"
     axes.set_title(title, loc="left", fontsize=look.SMALL + 0.5, pad=4)
     return share
+
+
+def _short(study: str) -> str:
+    """Return six characters of an identifier: the last of a DICOM UID, the first of Kaggle's."""
+    return study[-6:] if "." in study else study[:6]
 
 
 def _legend(shown: _Shown) -> str:

@@ -110,7 +110,7 @@ class ExamSequences:
         end = self._starts[1:][index]
         pairs = self._divide(end - start)
         rows = self._order[start:end][pairs.slices]
-        features = torch.as_tensor(self._features[rows], dtype=torch.float32).numpy()
+        features = torch.as_tensor(self._features[rows], dtype=torch.float32).numpy(force=True)
         first = np.searchsorted(pairs.parts, np.arange(self.slices))  # the first pair of each part
         count = np.bincount(pairs.parts)[:, None]  # the number of slices of each part, (S, 1)
         # `reduceat` sums from each first pair to the next one, without a loop over the parts.

@@ -54,7 +54,6 @@ WORDS = {
     "indeterminate": "indeterminate exam",
 }
 
-
 _COPY_AGAIN = "copy it again from the competition's data"
 
 
@@ -124,8 +123,8 @@ def _read_table(file: Path):
 
     try:
         with warnings.catch_warnings():
-            # If every row has one field more than the header, pandas uses the first column as the
-            # index and shifts all others by one. It only warns, so make the warning an error.
+            # If rows have more fields than the header, pandas drops the last fields, or without
+            # `index_col` shifts all columns by one. It only warns, so make the warning an error.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(file, dtype=dict.fromkeys(IDS, str), index_col=False)
     except pd.errors.EmptyDataError:
@@ -295,6 +294,6 @@ def check_yes_or_no(table, names: Iterable[str], *, fix: str = _LABELS_FIRST) ->
         if wrong.any():
             raise InvalidValueError(
                 f"{name} has {int(wrong.sum())} labels that are neither 0 nor 1",
-                found=str(table[name].iloc[int(wrong.argmax())]),
+                found=repr(table[name][wrong].tolist()[0]),
                 fix=fix,
             )

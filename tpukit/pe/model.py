@@ -108,7 +108,8 @@ def augment(**changes):
 
     It flips half of the images, and exchanges their labels of the left and the right side. A flip
     also moves the heart to the other side, which is rare in patients but does no harm here. Sizes
-    vary by a quarter, because scanners have different fields of view.
+    vary by a quarter, because scanners have different fields of view. All other changes are the
+    defaults of `Augment`.
 
     Args:
         changes: arguments of `Augment` that replace or extend those of the walkthrough.

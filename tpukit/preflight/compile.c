@@ -6,8 +6,8 @@
 // BOUNDS is the chips of a host ("1,1,1"; "" for libtpu's own choice). FOLDER holds module.hlo (HloModuleProto) and
 // options.pb (CompileOptionsProto). What libtpu answers is written beside them: "optimized", the program as it would run;
 // "numbers", a line for each of memory in bytes and of the cost analysis; or "error", a line with the step that failed,
-// then libtpu's words. The exit status is 0, or 1 with an error. With KEEPER, the library that keeps compiled programs, the
-// folder "kept" in FOLDER gets this one as a launch would have kept it.
+// then libtpu's words. The exit status is 0, 1 with an error, or 2 if a file or an argument is wrong. With KEEPER, the
+// library that keeps compiled programs, the folder "kept" in FOLDER gets this one as a launch would have kept it.
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -96,7 +96,8 @@ static void keep(const char* keeper, const PJRT_Compile_Args* args) {
   void* (*open)(const char*) = handle ? (void* (*)(const char*))dlsym(handle, "kept_open") : NULL;
   int (*put)(const void*, const void*, const char*, size_t, void*, void*) =
       handle ? (int (*)(const void*, const void*, const char*, size_t, void*, void*))dlsym(handle, "kept_write") : NULL;
-  if (!open || !put) fail("keep", dlerror(), strlen(dlerror()));
+  const char* why = open && put ? NULL : dlerror();  // a second call of dlerror returns NULL
+  if (why) fail("keep", why, strlen(why));
   if (!open(kept) || !put(api, args->program, args->compile_options, args->compile_options_size, (void*)args->topology, args->executable))
     fprintf(stderr, "the compiled program is not kept\n");
 }
@@ -151,7 +152,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   folder = arguments[4];
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked is gone: nobody waits for the answer
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // end together with the caller, because then nobody waits for the answer
   load(arguments[1]);
   PJRT_Executable* executable = compile(describe(arguments[2], arguments[3]), count == 6 ? arguments[5] : NULL);
   write_program(executable);

@@ -196,7 +196,8 @@ def compile_graph(
         if kept:
             (folder / "kept").mkdir(mode=0o700)
             command.append(kept.library._name)
-            shutil.rmtree(cached, ignore_errors=True)  # the result of a call without `kept`
+        # The result of a call without `kept`, or one of which files are missing.
+        shutil.rmtree(cached, ignore_errors=True)
         _compile(job, command, folder, title=title)
         # OSError: another process has compiled the same graph meanwhile, and its result is used.
         with contextlib.suppress(OSError):

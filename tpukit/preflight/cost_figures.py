@@ -71,15 +71,18 @@ def _draw_memory(axes: Axes, found) -> None:
 
 
 def _memory_parts(found) -> dict[str, int]:
-    """Return the parts of the memory of the largest program, in bytes."""
+    """Return the parts of the memory at the moment of its largest use, in bytes."""
     if not found.compiled:
         return {"needed": found.hbm_bytes}
-    largest = max(found.compiled, key=lambda program: program.hbm_bytes)
-    return {
-        "arguments": largest.argument_bytes + largest.output_bytes - largest.alias_bytes,
-        "temporaries": largest.temporary_bytes,
-        "code": largest.code_bytes,
+    program, others = found._peak
+    parts = {
+        "arguments": program.argument_bytes + program.output_bytes - program.alias_bytes,
+        "temporaries": program.temporary_bytes,
+        "code": program.code_bytes,
     }
+    if round(others / _GIB, 2):  # a label "0.00 GiB" would say nothing
+        parts["other tensors and programs"] = others
+    return parts
 
 
 def _draw_time(axes: Axes, found, costs: Sequence) -> None:

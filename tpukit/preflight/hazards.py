@@ -5,11 +5,12 @@ that are cut or compiled again. They are found in the graphs that torch_xla send
 and in torch_xla's counters.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.display import Finding
+from tpukit.essentials.display import Finding, counted
 from tpukit.preflight.hlo import Array, Operation, Program, read_program
 from tpukit.preflight.recording import Recording
 
@@ -87,8 +88,9 @@ def _recompiles(recording: Recording) -> list[Finding]:
     if not recording.recompiled:
         return []
     reason, fix = recording.reason
-    graphs = f"{recording.recompiled} graphs were compiled again"
-    fact = f"{graphs} after the second of {recording.steps} steps, each for seconds to minutes"
+    graphs = "1 graph was" if recording.recompiled == 1 else f"{recording.recompiled} graphs were"
+    when = f"after the second of {recording.steps} steps, each for seconds to minutes"
+    fact = f"{graphs} compiled again {when}"
     fix = fix or "use the same shapes in every step"
     return [Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix=fix)]
 
@@ -124,25 +126,22 @@ def _fallbacks(recording: Recording) -> list[Finding]:
 
 def _wide(wide: _WideType, programs: Sequence[Program], recording: Recording) -> list[Finding]:
     """Warn of large arrays of a 64-bit dtype, with the two modules that have most of them."""
-    operations = [each for each in _everywhere(programs) if _has_large(each, wide.type)]
+    operations = [each for each in _everywhere(programs) if _large_arrays(each, wide.type)]
     if not operations:
         return []
     modules = Counter(_module(each, recording) for each in operations)
     most = ", ".join(module for module, _ in modules.most_common(2))
-    largest = max(operations, key=_size).arrays[0]
-    count = len(operations)
-    fact = f"{wide.name} in {count} operations, the largest {largest}, in {most}: {wide.reason}"
+    arrays = itertools.chain.from_iterable(_large_arrays(each, wide.type) for each in operations)
+    largest = max(arrays, key=lambda array: array.bytes)
+    count = counted(len(operations), "operation")
+    fact = f"{wide.name} in {count}, the largest {largest}, in {most}: {wide.reason}"
     fix = f"{wide.instead}, if its range is enough"
     return [Finding(wide.name, "warning", fact, fix=fix)]
 
 
-def _has_large(operation: Operation, kind: str) -> bool:
+def _large_arrays(operation: Operation, kind: str) -> list[Array]:
     arrays = [array for array in operation.arrays if array.type == kind]
-    return any(array.bytes >= _LARGE * array.width for array in arrays)
-
-
-def _size(operation: Operation) -> int:
-    return sum(array.bytes for array in operation.arrays)
+    return [array for array in arrays if array.bytes >= _LARGE * array.width]
 
 
 def _module(operation: Operation, recording: Recording) -> str:

@@ -4,7 +4,7 @@
 TPU, so it makes the same graphs as on a TPU. The simulator writes each new graph to a folder and
 each run to a log, but does not compute large graphs. The worker process has three stages:
 
-1. `StepMarks` follows the steps until the same programs have run three times.
+1. `StepMarks` follows the steps until the same programs have run three times, at most 40 steps.
 2. `StepClock` measures, for about ten steps, how long the host takes to record a step.
 3. The process sends its facts to the kernel, and the kernel ends the process.
 
@@ -14,6 +14,7 @@ Then `_read` finds the step in the log, see `cycles`, and reads its graphs from 
 import functools
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,8 +91,8 @@ class Recording:
         graphs: the graphs of one step, in order. They include all networks of a GAN, and all
             batches whose gradients are accumulated.
         is_steady: True if a step was repeated without a new graph before the run ended.
-        has_optimizer: True if an optimizer made a step. If not, `graphs` is the largest graph that
-            ran.
+        has_optimizer: True if an optimizer made a step, or the loop itself wrote to parameters. If
+            not, `graphs` is the largest graph that ran.
         steps: the number of recorded steps.
         syncs: the number of `core.step()` blocks per step. If a step has more graphs than blocks,
             something cuts the graphs.
@@ -102,8 +103,8 @@ class Recording:
         reason: the difference that caused the first recompilation, and the fix; two "" if
             `recompiled` is 0.
         places: the Python calls to which scopes in the graphs refer; see `scopes`.
-        counters: torch_xla's counters at the end, by name. Names that begin with "aten::" are
-            operations that torch_xla ran on the host.
+        counters: torch_xla's counters after the recorded steps, by name. Names that begin with
+            "aten::" are operations that torch_xla ran on the host.
         batches: for each batch of a step, (shape, dtype) of each tensor.
         is_from_loop: True if `batches` came from `core.batches`. If not, they are the largest
             tensors from the host.
@@ -285,21 +286,33 @@ def _reason(backend, folder: Path, found: Sequence[Cycle]) -> tuple[str, str]:
     Later recompilations are not explained, because only the first steps are recorded with their
     lines of Python.
     """
-    for before, after in recompiled(found):
-        if before.inputs != after.inputs:
-            was = _listed(set(before.taken) - set(after.taken))
-            now = _listed(set(after.taken) - set(before.taken))
-            return f"a step takes {now}, but the previous step took {was}", _ONE_SHAPE
-        for old, new in zip(before.programs, after.programs, strict=False):
-            if old != new and new in after.compiled:
-                old_text = backend.text_of(folder / f"{old}.hlo")
-                new_text = backend.text_of(folder / f"{new}.hlo")
-                return what_differs(old_text, new_text)
-    return "", ""
+    unexpected = recompiled(found)
+    if not unexpected:
+        return "", ""
+    before, after = unexpected[0]
+    if before.inputs != after.inputs:
+        return f"a step {_other_inputs(before.taken, after.taken)}", _ONE_SHAPE
+    for old, new in zip(before.programs, after.programs, strict=False):
+        if old != new and new in after.compiled:
+            old_text = backend.text_of(folder / f"{old}.hlo")
+            new_text = backend.text_of(folder / f"{new}.hlo")
+            return what_differs(old_text, new_text)
+    counts = f"{len(after.programs)} graphs, but the previous step ran {len(before.programs)}"
+    return f"a step runs {counts}", "no .item(), print or if on a tensor inside of core.step()"
+
+
+def _other_inputs(before: Iterable[Shape], after: Iterable[Shape]) -> str:
+    gone = _listed(Counter(before) - Counter(after))
+    come = _listed(Counter(after) - Counter(before))
+    if not gone:
+        return f"takes {come} too, unlike the previous step"
+    if not come:
+        return f"does not take {gone}, unlike the previous step"
+    return f"takes {come}, but the previous step took {gone}"
 
 
 def _listed(shapes: Iterable[Shape]) -> str:
-    return ", ".join(f"{size} {dtype}" for size, dtype in sorted(shapes)) or "as before"
+    return ", ".join(f"{size} {dtype}" for size, dtype in sorted(shapes))
 
 
 def _read(folder: Path, facts: dict) -> Recording:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tpukit.essentials.display import InvalidValueError, Table, human_size
+from tpukit.essentials.display import InvalidValueError, Table, counted, human_size
 from tpukit.preflight.step_report import Preflight, preflight
 from tpukit.profiling import Tpu, find_tpu
 
@@ -25,11 +25,11 @@ _LARGEST_STEP = 64
 
 @dataclass(frozen=True, repr=False)
 class LargestBatch(Table):
-    """The largest batch that fits, and the sizes that were compiled to find it.
+    """The largest compiled batch that fits, and all sizes that were compiled to find it.
 
     Attributes:
-        batch_size: the number of samples per core, or of the whole run with `shard`; 0 if even the
-            smallest batch needs too much memory.
+        batch_size: the number of samples per core, or of the whole run with `shard`; 0 if none of
+            the sizes in `tried` fits.
         tried: the preflight of each batch size that was compiled.
     """
 
@@ -42,7 +42,8 @@ class LargestBatch(Table):
         first = next(iter(self.tried.values()))
         core = f"a {first.chip.generation} core"
         if not self.batch_size:
-            return f"no batch fits into {core}, not even {min(self.tried)} samples"
+            sizes = counted(len(self.tried), "batch size")
+            return f"none of {sizes} fits into {core}, not even {min(self.tried)} samples"
         outcome = f"{self.batch_size} samples {_unit(first)} fit into {core}"
         too_large = [size for size, found in self.tried.items() if not found.fits]
         if too_large:
@@ -81,7 +82,7 @@ def largest_batch(
         *args: further arguments of `train`, after the batch size.
         chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is for the whole
             run.
-        start: the first batch size to compile, 1 or more.
+        start: the first batch size to compile, 1 or more, rounded to a multiple of `multiple`.
         multiple: batch sizes are multiples of this, 1 or more; a TPU computes 8 rows at a time.
         compiles: the most batch sizes to compile, 2 or more.
 

@@ -157,12 +157,12 @@ class Preflight(Findings):
     def hbm_bytes(self) -> int:
         """The largest number of bytes of HBM in use at any time.
 
-        It is the sum of a graph's arguments and temporaries, of all other tensors on the device,
-        and of the code of all graphs. If the compiler could not compile a graph for lack of memory,
-        it is the number in the compiler's message.
+        It is the sum of a graph's arguments, results and temporaries, of all other tensors on the
+        device, and of the code of all graphs. If the compiler could not compile a graph for lack of
+        memory, it is the number in the compiler's message. If the message has none, it is one byte
+        more than a core has.
         """
         if self.too_large is not None:
-            # The compiler's message has not always a number. Then it is more than the core has.
             return self.too_large.needed or self.chip.hbm + 1
         return self._peak.bytes
 
@@ -189,14 +189,14 @@ class Preflight(Findings):
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds of a step at the chip's clock; NaN if it needs too much memory."""
+        """The estimated seconds of a step at the chip's clock; NaN if it was not compiled."""
         if not self.compiled:
             return math.nan
         return self.cycles / self.chip.clock
 
     @property
     def samples_per_second(self) -> float:
-        """Samples per second of all cores; NaN if the batch is unknown."""
+        """Samples per second of all cores; NaN if the batch or the time of a step is unknown."""
         if not self.batch_size or not self.seconds:
             return math.nan
         return self.batch_size * self.chip.cores / self.seconds
@@ -345,7 +345,7 @@ class Preflight(Findings):
         return preflight_figure(self)
 
     def roofline(self, *, step_seconds: float | None = None):
-        """Return a matplotlib figure: the step and its ten largest operations under the roofline.
+        """Return a matplotlib figure: the step and its `products` under the roofline.
 
         Args:
             step_seconds: the measured time of the same step on the chip, such as the `step_seconds`

@@ -83,3 +83,21 @@ def test_what_children_do_counts(start):
         start("import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])")
     )
     assert busy > 0.6
+
+
+def test_a_thread_that_ends_during_a_look_hides_no_other_thread(tmp_path):
+    process = tmp_path / "7"
+    stat = "7 (python) S 1 50 " + "0 " * 40
+    for number in range(7, 27):
+        thread = process / "task" / str(number)
+        thread.mkdir(parents=True)
+        (thread / "stat").write_text(stat)
+        (thread / "schedstat").write_text("0 5000000000 0")
+    (process / "stat").write_text(stat)
+    busy = BusyTime(50, proc=tmp_path)
+    assert busy.seconds() == 100
+    ends = next(process.glob("task/*")) / "stat"
+    ends.rename(tmp_path / "ended")
+    assert busy.seconds() == 100
+    (tmp_path / "ended").rename(ends)
+    assert busy.seconds() == 100

@@ -1,10 +1,11 @@
 """files: whole or not there."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.environment.files import write_whole
+from tpukit.essentials.environment.files import load_notebook, write_whole
 
 KIT = Path(__file__).parents[3]
 
@@ -38,3 +39,11 @@ def test_a_name_may_be_known_only_when_all_is_written(tmp_path):
         assert names(tmp_path) == [".unfinished"]
         checksum.append(7)
     assert names(tmp_path) == ["step-7.pt"]
+
+
+def test_the_fix_for_an_old_notebook_is_a_command_for_its_path(tmp_path):
+    old = tmp_path / "my notebook.ipynb"
+    old.write_text('{"worksheets": [], "nbformat": 3, "metadata": {}}')
+    with pytest.raises(ValueError, match="has notebook format 3") as refused:
+        load_notebook(old)
+    assert shlex.split(refused.value.fix)[-1] == str(old)

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,12 +81,16 @@ def test_folders_of_dead_kernels_are_swept_and_those_of_living_ones_are_not(tmp_
     mine = orphans.make_folder()
     dead = mine.with_name(mine.name.replace(f"tpukit-{os.getpid()}-", "tpukit-999999999-"))
     foreign = tmp_path / "tpukit-notes"
-    for folder in (dead, foreign):
+    # Of a process in another container with this /tmp, which may run.
+    elsewhere = dead.with_name(re.sub(r"-\d+-(\w+)$", r"-1-\1", dead.name))
+    for folder in (dead, foreign, elsewhere):
         folder.mkdir()
     second = orphans.make_folder()
     assert not dead.exists()
     assert mine.exists()
     assert foreign.exists()
+    assert elsewhere.exists()
+    elsewhere.rmdir()
     assert second != mine
 
 

@@ -377,6 +377,15 @@ def test_a_chip_newer_than_torch_xla_is_named(look):
     assert "unknown (0x1ae0:0x00ab)" in finding.fact
 
 
+def test_a_chip_that_only_torchtpu_knows_is_named(look):
+    machine = replace(TPU_VM, generation="7x")
+    finding = found(look(machine), "TPU")
+    assert finding.state == "warning"
+    assert "4 7x chips, 8 cores: torch_xla up to 2.9 does not support them" in finding.fact
+    versions = {"python": "3.12.11", "torch": "2.11.0", "torch_tpu": "0.2.0", "libtpu": "0.1"}
+    assert found(look(replace(machine, versions=versions)), "TPU").state == "ok"
+
+
 def test_chips_without_device_nodes_are_found(look, tmp_path):
     empty = tmp_path / "container"
     empty.mkdir()

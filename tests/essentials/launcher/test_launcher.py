@@ -27,6 +27,7 @@ from tpukit.essentials.backends.cpu import CpuRuntime
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import core_lookup
 from tpukit.essentials.launcher.topology import choose_device, choose_topology, refuse_if_in_use
+from tpukit.essentials.launcher.worker_group import WorkerGroup
 from tpukit.essentials.launcher.worker_process import WorkerProcess
 
 
@@ -611,6 +612,20 @@ assert os.path.isdir(folder.name)
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert [line for line in ended.stdout.splitlines() if "ends" in line] == ["kernel ends True"]
+
+
+def test_an_interrupt_right_after_the_forks_leaves_no_worker(monkeypatch):
+    restart_clocks = WorkerGroup._restart_clocks
+
+    def interrupted(group):
+        if group.workers:
+            raise KeyboardInterrupt
+        restart_clocks(group)
+
+    monkeypatch.setattr(WorkerGroup, "_restart_clocks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quietly(lambda core: None, cores=2)
+    assert children() == []
 
 
 def test_a_refused_fork_leaks_no_descriptor(monkeypatch):

@@ -84,6 +84,15 @@ def test_a_finished_phantom_is_not_made_again(made, tmp_path):
     assert mark.read_bytes() == b"marked"
 
 
+def test_hidden_files_of_a_file_manager_do_no_harm(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "copy")
+    mark = next((folder / "train-jpegs").rglob("*.jpg"))
+    mark.write_bytes(b"marked")
+    (folder / "train-jpegs" / ".DS_Store").write_bytes(b"Finder")
+    phantom(folder, **SMALL)
+    assert mark.read_bytes() == b"marked"
+
+
 def test_other_phantoms_are_never_drawn_over_finished_ones(made, tmp_path):
     folder = shutil.copytree(made, tmp_path / "copy")
     with pytest.raises(FileExistsError) as refused:

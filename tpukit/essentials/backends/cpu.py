@@ -308,7 +308,7 @@ class Cpu(Backend):
             self._check_waiting_cores()
 
     def _check_waiting_cores(self) -> None:
-        """Write this core's call into the store; raise if all cores wait in different calls."""
+        """Write this core's call into the store; raise if every core waits and calls differ."""
         self.store.set(f"waits/{self.rank}", f"{self._calls} {self._call.in_words()}")
         # Until every core has waited for a second once, some entries do not exist.
         keys = [f"waits/{rank}" for rank in range(self.world_size)]

@@ -54,6 +54,8 @@ class BusyTime:
     def seconds(self) -> float:
         """Return the busy time so far in seconds, added up over all threads.
 
+        The processor time of a process that has ended is not included, so the sum can fall.
+
         Linux measures how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
         "Scheduler Statistics" on kernel.org). Some kernels do not measure that, and no kernel
         measures waits for a disk. If a thread is in such a wait during this call, the time since
@@ -74,12 +76,15 @@ class BusyTime:
         waited: dict[Path, float] = {}
         is_waiting = False
         for status in self._proc.glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # the process ended a moment ago
+            try:
                 fields = _fields(status)
-                if int(fields[_GROUP]) != self._group:
-                    continue
-                ticks += int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
-                for thread in status.parent.glob("task/*"):
+            except OSError:  # the process ended a moment ago
+                continue
+            if int(fields[_GROUP]) != self._group:
+                continue
+            ticks += int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+            for thread in status.parent.glob("task/*"):
+                with contextlib.suppress(OSError):  # the thread ended a moment ago
                     counted = _seconds_waited(thread)
                     waited[thread] = counted or 0.0
                     # R: ready or running; D: waits for a disk.

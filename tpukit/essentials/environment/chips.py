@@ -51,7 +51,7 @@ _TABLE = {
     "v5e": ("0x0063", "", 1, 1, 16, 197, 819, 1.50, 1.20),
     "v5p": ("0x0062", "", 2, 1, 95, 459, 2765, 1.75, 4.20),
     "v6e": ("0x006f", "", 1, 1, 32, 918, 1640, 1.75, 2.70),
-    # tpukit recognises a 7x but cannot use it, because torch_xla up to 2.9 does not know it.
+    # torch_xla up to 2.9 does not know a 7x, so a launch needs TorchTPU for it.
     "7x": ("0x0076", "", 2, 2),
 }
 GENERATIONS = {name: Generation(*row) for name, row in _TABLE.items()}

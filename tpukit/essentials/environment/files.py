@@ -86,7 +86,7 @@ def load_notebook(path: Path) -> dict:
     """Return the content of a notebook's file in Jupyter's format 4.
 
     Raises:
-        InvalidValueError: the file is not a notebook, or has an older format.
+        InvalidValueError: the file is not a notebook, or has another format.
     """
     try:
         book = json.loads(path.read_text(encoding="utf-8"))
@@ -101,9 +101,10 @@ def load_notebook(path: Path) -> dict:
             fix="open it in Jupyter and save it",
         ) from error
     if version != _NOTEBOOK_FORMAT:
+        file = f'"{path}"' if " " in str(path) else path
         raise InvalidValueError(
             f"{path.name} has notebook format {version}, but tpukit supports only format "
             f"{_NOTEBOOK_FORMAT}",
-            fix=f"jupyter nbconvert --to notebook --inplace {path.name}",
+            fix=f"jupyter nbconvert --to notebook --inplace {file}",
         )
     return book

@@ -30,8 +30,8 @@ _ALWAYS_LISTED = ("python", "torch", "torch_xla", "libtpu")  # even if they are 
 # The first torch release that TorchTPU supports; 2.9 is the last that torch_xla supports.
 TORCH_OF_TORCH_TPU = (2, 11)
 
-# The first platform of which a variable is set and not empty. Images that are derived from Colab's,
-# such as Kaggle's, may have COLAB_* variables, so Kaggle and Vertex AI come before Colab.
+# The platform is the first one with a variable that is set and not empty. Images that are derived
+# from Colab's, such as Kaggle's, may have COLAB_* variables. So Colab is the last.
 # KAGGLE_USERNAME is not in the list, because it is a credential that Colab users set, too.
 _PLATFORMS = {
     "Kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),

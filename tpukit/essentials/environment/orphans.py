@@ -2,7 +2,8 @@
 
 Each worker has a mark: an open file in memory, whose name contains the kernel's process id and
 start time, such as "tpukit-4711-123456". If no process has that id and start time, the worker is an
-orphan. The name of a temporary folder contains the id and start time of its process, too.
+orphan. The name of a temporary folder contains the id and start time of its process, too, and the
+number of its PID namespace: containers with a common /tmp do not see each other's processes.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from tpukit.essentials.environment.resources import read_text
 
 # The name of the mark among the open files of a worker, and the name of the folder of a run.
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
-_FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
+_FOLDER = re.compile(r"tpukit-(\d+)-(\d+)-(\d+)-")
 _PROC = THIS_MACHINE.proc
 _LONGEST_SOCKET_PATH = 107  # characters: 108 bytes with the final zero (man 7 unix)
 # tempfile and multiprocessing append such a name to the path of the folder.
@@ -96,14 +97,19 @@ def make_folder() -> Path:
     the path of TMPDIR is too long for that, the folder is in /tmp. Otherwise no socket could be
     created, and the processes of a DataLoader would wait for it forever.
     """
-    name = f"tpukit-{os.getpid()}-{_identity(os.getpid())}-"
+    namespace = _namespace()
+    name = f"tpukit-{os.getpid()}-{_started(_PROC, os.getpid())}-{namespace}-"
     place = tempfile.gettempdir()
     is_too_long = len(place) + len(name) + _SOCKET_NAME > _LONGEST_SOCKET_PATH
     if is_too_long and os.access("/tmp", os.W_OK):
         place = "/tmp"
     for folder in entries(Path(place)):
         match = _FOLDER.match(folder.name)
-        if match and _identity(int(match[1])) != match[2]:
+        if not match:
+            continue
+        pid, started, its_namespace = map(int, match.groups())
+        # The process of a folder from another namespace may run, although it is not visible here.
+        if its_namespace == namespace and _started(_PROC, pid) != started:
             shutil.rmtree(folder, ignore_errors=True)  # an error if it belongs to another user
     return Path(tempfile.mkdtemp(prefix=name, dir=place))
 
@@ -141,17 +147,12 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
     return CleanupReport(tuple(orphans))
 
 
-def _identity(pid: int) -> str:
-    """Return the start time and PID namespace of a process.
-
-    The process id alone is not enough: the system reuses ids, and containers with a common /tmp may
-    have processes with the same id.
-    """
+def _namespace() -> int:
+    """Return the number of this process's PID namespace; 0 without /proc."""
     try:
-        namespace = os.stat(_PROC / "self" / "ns" / "pid").st_ino
-    except OSError:  # no /proc
-        namespace = 0
-    return f"{_started(_PROC, pid)}-{namespace}"
+        return os.stat(_PROC / "self" / "ns" / "pid").st_ino
+    except OSError:
+        return 0
 
 
 def _find(machine: Machine) -> list[Orphan]:

@@ -152,7 +152,8 @@ def _chips(info: MachineInfo, machine: Machine) -> Finding:
             "processes, or uses the GPUs of this machine"
         )
         return Finding(name, "warning", fact=fact, fix=how_to_get_a_tpu(info))
-    if info.generation.startswith("unknown"):
+    needs_torch_tpu = info.generation == "7x" and info.tpu_package == "torch_xla"
+    if needs_torch_tpu or info.generation.startswith("unknown"):
         fact = f"{info.hardware}: torch_xla up to 2.9 does not support them and would use the CPU"
         fix = f"use a v5e or v6e TPU: {how_to_get_a_tpu(info)}"
         return Finding(name, "warning", fact=fact, fix=fix)

@@ -83,8 +83,8 @@ class Changes(Table):
 
     Attributes:
         changes: the changed variables.
-        left: variables that would make a launch fail. `setup` does not change them, because the
-            user may have set them on purpose.
+        left: variables, as "NAME=value", with which a launch would fail or leave chips unused.
+            `setup` does not change them, because the user may have set them on purpose.
         cell: number of the notebook cell that displays the changes; None outside of IPython.
         problem: why no launch can start with this machine's torch, with the fix; "" if a launch
             can start.
@@ -191,7 +191,7 @@ def setup(
 
 
 def _left_variables(environ: Mapping[str, str], info: MachineInfo) -> list[str]:
-    """Return the variables that would make a launch fail, but may be set on purpose."""
+    """Return the variables with which a launch fails or leaves chips unused; see `Changes`."""
     left = []
     if info.chips > 1:
         left += [name for name in ONE_PROCESS_VARIABLES if name in environ]

@@ -39,9 +39,9 @@ class Limits:
 
     Attributes:
         stall: seconds without progress after which tpukit ends a run that hangs, and reports the
-            stacks of all cores. A run hangs if no core makes progress or uses a processor; a core
-            that compiles uses one. None for no limit. Five seconds are the limit if all unfinished
-            cores wait for a core that has returned.
+            stacks of all cores. A run hangs if no core makes progress and none uses a processor, as
+            a compilation does; on macOS only progress counts. None for no limit. Five seconds are
+            the limit if all unfinished cores wait for a core that has returned.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:

@@ -154,16 +154,18 @@ class WorkerGroup:
         self._runtime.load(self.topology)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
-        with self._runtime.meeting_point(self.topology) as meeting_point:
-            try:
-                # After an interrupt between a fork and `append`, nobody would end the child.
-                with signals.without_interrupts():
-                    for number in range(self.topology.processes):
-                        self.workers.append(self._fork(number, meeting_point))
-            except BaseException:  # an interrupt; OSError if the machine allows no more processes
-                self.end()
-                raise
-        self._restart_clocks()
+        try:
+            # After an interrupt between a fork and `append`, nobody would end the child.
+            with (
+                self._runtime.meeting_point(self.topology) as meeting_point,
+                signals.without_interrupts(),
+            ):
+                for number in range(self.topology.processes):
+                    self.workers.append(self._fork(number, meeting_point))
+            self._restart_clocks()
+        except BaseException:  # an interrupt; OSError if the machine allows no more processes
+            self.end()
+            raise
 
     # Each worker closes its copies of the other workers' pipes. Otherwise such a pipe would stay
     # open after its own worker has died, and the kernel would not see its end.

@@ -10,7 +10,6 @@ result does not depend on the number of processes.
 """
 
 import hashlib
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -339,7 +338,8 @@ def _is_complete(target: PhantomFolder) -> bool:
     others = target.differences(made)
     if others:
         raise others
-    images = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
+    # Without hidden files, such as .DS_Store.
+    images = len(list((target.folder / _images(target.plan)).rglob("[!.]*.*")))
     is_whole = images == target.plan["studies"] * target.plan["slices"]
     return is_whole and (target.folder / "train.csv").is_file()
 
