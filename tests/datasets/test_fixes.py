@@ -402,7 +402,8 @@ def test_the_fixes_work_for_folders_of_images_without_a_class():
 
 
 def test_the_fixes_work_for_a_folder_that_may_not_be_read():
-    folder_of(Path("in"), "cat/a.png").chmod(0o000)
+    source = folder_of(Path("my photos"), "cat/a.png")
+    source.chmod(0o000)
     look = os.scandir
 
     def scandir(path):
@@ -412,9 +413,9 @@ def test_the_fixes_work_for_a_folder_that_may_not_be_read():
 
     with mock.patch.object(os, "scandir", scandir):
         with fixes("image_folders: {} cannot be read, so its images would be missing") as fix:
-            quietly("in")
+            quietly(source)
         os.system(fix.text.partition(",")[0])
-        quietly("in")
+        quietly(source)
 
 
 ALIKE = ["a/cat/1.png", "a/dog/1.png", "b/cat/1.png", "b/dog/1.png"]

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from helpers.sources import Items  # noqa: E402
 
 import tpukit  # noqa: E402
-from tpukit.datasets import checked_files  # noqa: E402
+from tpukit.datasets import checked_files, plan_pack  # noqa: E402
 from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
@@ -469,6 +469,20 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     finally:
         os.seteuid(0)
     said(error)
+
+
+def test_classes_and_files_whose_names_are_not_utf_8_are_printed(tmp_path, capsys):
+    source = tmp_path / "in"
+    fill(source)
+    (source / "cat").rename(source / os.fsdecode(b"Z\xfcrich"))
+    (source / "dog" / os.fsdecode(b"Z\xfcrich.png")).write_bytes(b"no image")
+    plan_pack(source)
+    packed = pack(source, tmp_path / "out", damaged=0.5, **QUIET)
+    assert packed.classes == [os.fsdecode(b"Z\xfcrich"), "dog"]
+    said = capsys.readouterr().out
+    assert "2: Z\\udcfcrich 2, dog 3" in said
+    assert "2 classes: Z\\udcfcrich 2, dog 2" in said
+    assert "Z\\udcfcrich.png" in said
 
 
 def test_classes_fix_the_numbering(tmp_path):

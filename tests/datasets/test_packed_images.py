@@ -31,6 +31,7 @@ from tpukit.datasets.checked_files import seal, unseal  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages, PackFolder  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.datasets.splitting import split_by_group  # noqa: E402
+from tpukit.essentials.data.identities import identity  # noqa: E402
 
 KIT = Path(__file__).parents[2]
 COUNT, SHARD = 60, 16
@@ -830,3 +831,15 @@ def test_the_sizes_of_all_files_are_checked_when_a_pack_is_opened(copy, name):
 def test_a_pack_of_files_is_not_called_by_another_format(tmp_path, kind):
     made = pack([(encoded(0, kind=kind), 0)], tmp_path, progress="off")
     assert "of 40 x 48 x 3, encoded, " in repr(made)
+
+
+def test_a_pack_of_images_of_several_sizes_has_an_identity_for_checkpoints(tmp_path):
+    from torch.utils.data import ConcatDataset
+
+    for number in range(2):
+        Image.new("RGB", (8, 8 + number)).save(tmp_path / f"{number}.png")
+    table = pd.DataFrame({"path": ["0.png", "1.png"]})
+    made = pack(table, tmp_path / "a", root=tmp_path, **QUIET)
+    other = PackedImages(made.folder, 8)
+    assert identity(ConcatDataset([made])) == identity(ConcatDataset([PackedImages(made.folder)]))
+    assert identity(ConcatDataset([made])) != identity(ConcatDataset([other]))

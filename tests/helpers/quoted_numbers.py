@@ -82,7 +82,7 @@ OTHER_NUMBERS = {
     },
     "04_look_at_ct": {"2.3": ARITHMETIC},
     "06_exams_and_submission": {
-        **dict.fromkeys(["0.07", "0.5", "0.6", "0.9"], SETTING),
+        **dict.fromkeys(["0.0736", "0.5", "0.6", "0.9"], SETTING),
         **dict.fromkeys(["0.2", "3.7", "0.3"], ARITHMETIC),
         **dict.fromkeys(["0.3130", "0.2429", "0.4264"], EVIDENCE),
     },

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tpukit.essentials.display import SystemFailureError
 from tpukit.migrate import lint
 from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_scopes import Names
@@ -319,6 +320,23 @@ def test_a_fix_keeps_the_mode_the_link_and_the_encoding_of_a_file(tmp_path):
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o750
     assert b"x = '\xe9'; torch_xla.sync()\n" in path.read_bytes()
+
+
+def test_a_fix_that_cannot_be_written_leaves_nothing_and_says_what_to_type(tmp_path, monkeypatch):
+    folder = tmp_path / "my notebooks"
+    folder.mkdir()
+    path = script(folder, f"{XM}xm.mark_step()\n", "old.py")
+    before = path.read_bytes()
+
+    def refuse(*_):
+        raise PermissionError("permission denied")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(SystemFailureError, match="permission denied") as caught:
+        lint(path).fix()
+    assert caught.value.fix == f"chmod u+w '{folder}'"
+    assert [*folder.iterdir()] == [path]
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(

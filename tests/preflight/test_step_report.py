@@ -664,6 +664,8 @@ def test_a_cell_that_does_not_run_is_told_by_its_number(cell, tmp_path):
 
 def test_a_file_that_is_no_python_is_told(tmp_path):
     (tmp_path / "broken.py").write_text("def train(core:\n")
+    with pytest.raises(ValueError, match=r"no module ./train(.|\n)*or a file: train.py:train"):
+        find_function("./train:train")
     with pytest.raises(ValueError, match=r"broken.py is not valid Python(.|\n)*line 1: def train"):
         find_function(f"{tmp_path / 'broken.py'}:train")
 

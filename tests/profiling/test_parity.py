@@ -224,7 +224,21 @@ def test_what_is_no_module_is_refused():
         ([math.inf], [1.0], math.inf),
         ([math.nan], [1.0], math.inf),
         ([], [], 0),
+        ([1 + 1j], [1 + 3j], 2),
     ],
 )
 def test_numbers_that_are_not_finite_differ_unless_they_are_the_same(one, other, expected):
     assert parity._difference(torch.tensor(one), torch.tensor(other)) == expected
+
+
+def test_the_imaginary_part_of_an_output_is_compared_too():
+    batch = torch.tensor([[0.0, 1.0, 0.0, -1.0]])  # a sine, whose transform has no real part
+    compared = compare(nn.Sequential(Transform()), batch, backend="cpu")
+    layer = compared.layers[0]
+    assert layer.difference == 0
+    assert layer.explained == pytest.approx(2 * 2.0**-14)  # a share of the largest value, 2j
+
+
+class Transform(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x)

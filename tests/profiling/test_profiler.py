@@ -1,5 +1,6 @@
 import gzip
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -90,12 +91,14 @@ def test_core_0_is_recorded_or_those_that_are_named_each_in_its_folder(backend, 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_it_says_where_the_files_are_and_how_to_open_them(backend, tmp_path, capfd):
-    (files,) = record(tmp_path, backend=backend, progress="text")
+    folder = tmp_path / "my trace"
+    (files,) = record(folder, backend=backend, progress="text")
     said = capfd.readouterr().out
     assert "recorded 3 steps: open " in said
     assert "https://ui.perfetto.dev" in said
     assert all(str(file) in said for file in files if file.name.endswith(".json.gz"))
-    assert (f"tensorboard --logdir {tmp_path}" in said) == (backend == "xla:cpu")
+    command = shlex.join(["tensorboard", "--logdir", str(folder)])
+    assert (command in said) == (backend == "xla:cpu")
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)

@@ -525,12 +525,10 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     folder = open_folder(bucket, project=getattr(to, "project", None))
     job = _found(folder.below(name), to)
     if job is None:
-        names = ", ".join(folder.folders()) or "none"
-        raise PathNotFoundError(
-            f"no job {name} in {folder.address}",
-            found=f"there are {names}",
-            fix="pass one of these names",
-        )
+        names = ", ".join(folder.folders())
+        found = f"there are {names}" if names else "there is no job"
+        fix = "pass one of these names" if names else "bucket=..., the bucket or folder of `submit`"
+        raise PathNotFoundError(f"no job {name} in {folder.address}", found=found, fix=fix)
     return job
 
 

@@ -187,7 +187,7 @@ def _connect(ray) -> None:
             found=" ".join(str(error).split())[:200],
             fix=(
                 "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; "
-                "for a dry run\nwith simulated hosts: notebook 15, `with hosts_here(2): ...`"
+                "for a dry run\nof two hosts on one machine, without Ray: notebook 15"
             ),
         ) from None
 

@@ -60,9 +60,9 @@ def cached_images(
     """Open or build a cache of decoded images if memory and disk can hold it; print the choice.
 
     To read an image from a cache is thirty times as fast as to decode it, so a cache saves time
-    from the second epoch on. It takes size * size * 3 bytes per image. If memory or disk is too
-    small, the images are decoded in every epoch. The same pack gives a cache with the same bytes.
-    If the call is interrupted, even by a reboot, the same call continues.
+    from the second epoch on. It takes height * width * channels bytes per image. If memory or disk
+    is too small, the images are decoded in every epoch. The same pack gives a cache with the same
+    bytes. If the call is interrupted, even by a reboot, the same call continues.
 
     Args:
         packed: the result of `pack`.

@@ -12,6 +12,7 @@ whose sub-folders are not classes but splits, patients or masks.
 """
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ def _entries(folder) -> list[os.DirEntry]:
         raise AccessDeniedError(
             f"{folder} cannot be read, so its images would be missing",
             found=error.strerror,
-            fix=f"chmod u+rx {folder}, or move it away",
+            fix=f"chmod u+rx {shlex.quote(os.fspath(folder))}, or move it away",
         ) from error
 
 

@@ -24,7 +24,7 @@ from tpukit.datasets.pack_shards import prepare
 from tpukit.datasets.pack_sources import PackSource, describe_source
 from tpukit.datasets.packing import PackOptions, form_of
 from tpukit.datasets.pixel_form import PixelForm
-from tpukit.datasets.source_files import Files
+from tpukit.datasets.source_files import Files, printable
 from tpukit.essentials.display import InvalidValueError, counted, first_few
 from tpukit.essentials.display import parts_of as parts_of_error
 
@@ -88,7 +88,7 @@ class PackPlan:
             name, why = self.damaged[0]
             rows.append(("damaged", f"{len(self.damaged)} of them, as {name}: {why}"))
         lines = [f"  {title:<11} {text}" for title, text in rows if text]
-        return "\n".join([f"{self.kind}: {count}", *lines])
+        return printable("\n".join([f"{self.kind}: {count}", *lines]))
 
     def _classes_in_words(self) -> str:
         sizes = []

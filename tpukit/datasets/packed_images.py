@@ -10,7 +10,7 @@ from tpukit.datasets.decoding import decode, jpeg_decoder
 from tpukit.datasets.image_folders import most_frequent
 from tpukit.datasets.pixel_form import PixelForm, image_size, size_in_plan
 from tpukit.datasets.resumable import ResumableFolder
-from tpukit.datasets.source_files import Names
+from tpukit.datasets.source_files import Names, printable
 from tpukit.datasets.stored_images import StoredImages
 from tpukit.essentials.display import (
     InvalidValueError,
@@ -169,7 +169,7 @@ class PackedImages(StoredImages):
                 f"files with several pages or frames: {frames:,}; only the first page or frame of "
                 "each is used"
             )
-        return "\n      ".join(lines)
+        return printable("\n      ".join(lines))
 
     def _labels_in_words(self) -> str:
         import numpy

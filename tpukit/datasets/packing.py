@@ -50,7 +50,7 @@ from tpukit.datasets.pack_sources import PackSource, as_names, describe_source, 
 from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.pixel_form import PixelForm, image_size, size_in_plan
 from tpukit.datasets.row_labels import PackedRows
-from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, look_at
+from tpukit.datasets.source_files import COMPARED, Files, Names, find_changed, look_at, printable
 from tpukit.essentials.display import (
     InvalidValueError,
     NotInstalledError,
@@ -685,8 +685,7 @@ def _reasons(skipped: list[dict]) -> str:
         reasons.append(f"{count:,} x {examples[kind]['why']}, as {examples[kind]['name']}")
     if len(counts) > 3:
         reasons.append("and others")
-    # The name of a file need not be UTF-8, and such a name cannot be printed.
-    return "; ".join(reasons).encode(errors="backslashreplace").decode()
+    return printable("; ".join(reasons))
 
 
 def _full(folder: Path) -> OSError:

@@ -85,6 +85,7 @@ class CachedImages(StoredImages):
         layout = layout_of(self.plan)
         self._layout = layout
         self.shape = layout.shape
+        self._shape = layout.shape
         self._mapping = map_file(folder / "images.npy")
         if self._mapping[: len(layout.header)] != layout.header:
             raise cache.damaged("the header of images.npy is not what was written")

@@ -88,6 +88,11 @@ class Names:
         return os.fsencode("\0".join([*names, ""]))
 
 
+def printable(text: str) -> str:
+    """Return a text without the bytes of names that are not UTF-8, which `print` refuses."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
     """Return number, size, time and path of at most 20,000 files, evenly spread.
 

@@ -28,9 +28,10 @@ _FEW = 12  # the most names in a row of the HTML table
 class StoredImages(Dataset):
     """N images on disk, as a map-style dataset and as a source of whole batches.
 
-    A subclass has `shape`, `take`, and `_image`, which returns one image as a new array, (H, W, C)
-    uint8. For `repr`, its methods `_form` and `_size` return texts: the shape of the images, as
-    " of 64 x 64 x 3, uint8", and the size and number of the files.
+    A subclass has `shape`, `_shape` (None if images differ in size), `take`, and `_image`, which
+    returns one image as a new array, (H, W, C) uint8. For `repr`, its methods `_form` and `_size`
+    return texts: the shape of the images, as " of 64 x 64 x 3, uint8", and the size and number of
+    the files.
 
     Attributes:
         folder: the folder of the images.
@@ -39,7 +40,8 @@ class StoredImages(Dataset):
             is read-only, but other labels can be assigned, `images.labels = ...`: an array with one
             label or one row per image, or a pandas Series or DataFrame with the rows and the index
             of the table that was packed. Assigned floats become float32, too; integers keep their
-            dtype. A cache that is made afterwards has the assigned labels.
+            dtype, but class numbers become int64. A cache that is made afterwards has the assigned
+            labels.
         has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
             channel the mask.
         groups: (N,) int32, the number of each image's group. Without groups=, an image and its
@@ -81,8 +83,9 @@ class StoredImages(Dataset):
 
     def checkpoint_identity(self) -> dict[str, object]:
         """Return the facts by which a checkpoint recognises these images, in a pack or a cache."""
-        names = ("shape", "made", "names", "labels", "rows", "groups", "group_names")
-        return {name: getattr(self, name) for name in names}
+        names = ("made", "names", "labels", "rows", "groups", "group_names")
+        # Not `shape`, which raises an error if the images of a pack differ in size.
+        return {"shape": self._shape, **{name: getattr(self, name) for name in names}}
 
     @property
     def labels(self):

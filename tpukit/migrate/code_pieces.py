@@ -20,8 +20,8 @@ _SHELLS = {"bash", "sh", "shell", "script", "cmd", "system", "sx"}
 _FILES = {"writefile", "file"}
 _TEXTS = {"html", "HTML", "javascript", "js", "latex", "markdown", "svg", "perl", "ruby", "cython"}
 _NOT_PYTHON = _SHELLS | _FILES | _TEXTS | {"R", "sql"}
-# The highest number of lines per cell that Python may refuse. Each one costs another run of the
-# parser over the whole cell.
+# If a cell has so many lines that are not Python, its names are not checked, because each such line
+# costs another run of the parser over the whole cell.
 _MOST_BROKEN = 25
 # "%%time", "%%bash -e": the name and the rest of the line.
 _CELL_MAGIC = re.compile(r"\s*%%(\w+)[ \t]*(.*)")
@@ -53,7 +53,8 @@ class Piece:
         index: the number of its cell among the code cells of the file, from 0.
         fixed_line: for a cell inside a string, the line of the string, which all its findings
             report; 0 for other pieces.
-        tree: the syntax tree, without magics and without the lines that Python refuses.
+        tree: the syntax tree, without magics and without the lines that Python refuses; empty if
+            Python refuses `_MOST_BROKEN` lines.
         shell: the magics and shell commands, by the number of their first line, from 1.
         broken: the parser's message for each line that Python refuses, by the line's number.
     """

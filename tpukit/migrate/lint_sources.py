@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import shlex
 import tokenize
 from collections.abc import Iterator
 from json.decoder import scanstring
@@ -175,7 +176,8 @@ def files_in(
 def _inside(folder: Path, skipped: list[Path], errors: list[TpukitError]) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         fact = f"{error.filename} cannot be read: {error.strerror}"
-        errors.append(SystemFailureError(fact, fix=f"chmod u+rx {error.filename}"))
+        fix = f"chmod u+rx {shlex.quote(error.filename)}"
+        errors.append(SystemFailureError(fact, fix=fix))
 
     for place, folders, names in os.walk(folder, onerror=refuse):
         visible = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]

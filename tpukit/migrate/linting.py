@@ -1,12 +1,12 @@
 """Find the old names in a file, and write the file with the safe renames."""
 
 import difflib
-import os
-import tempfile
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.display import SystemFailureError
+from tpukit.essentials.environment import part_of, write_whole
 from tpukit.migrate.code_pieces import pieces_of
 from tpukit.migrate.lint_sources import LintSource
 from tpukit.migrate.name_checks import Checker, NameFinding
@@ -55,22 +55,22 @@ class LintReport:
     def fix(self) -> bool:
         """Write the safe renames into the file, and return True if there were any.
 
+        The file is replaced, even if it is read-only.
+
         Raises:
-            SystemFailureError: the file or its folder is read-only, or the disk is full.
+            SystemFailureError: the folder is read-only, or the disk is full.
         """
         if self.fixed_texts == self.texts:
             return False
         target = self.path.resolve()  # a link would be replaced instead of its file
         data = self._source.with_texts(self.fixed_texts)
+        part = part_of(target)
         try:
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            with os.fdopen(handle, "wb") as file:
+            with write_whole(target, part=part) as file:
                 file.write(data)
-            os.chmod(name, target.stat().st_mode & 0o7777)
-            # The new file replaces the old one in one step, so a crash cannot leave half a file.
-            os.replace(name, target)
+                part.chmod(target.stat().st_mode & 0o7777)
         except OSError as error:
-            fix = f"chmod u+w {target.parent}"
+            fix = f"chmod u+w {shlex.quote(str(target.parent))}"
             raise SystemFailureError(f"{target} cannot be written: {error}", fix=fix) from error
         return True
 

@@ -153,7 +153,7 @@ class SliceWeight:
         return sizes
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments of `pack_dicom` that make a smaller pack, the largest pack first.
+        """Yield arguments of `pack_dicom` that make a smaller pack, from the largest value down.
 
         It yields the name of the argument, the code that passes the argument, and the changed
         entries of the plan.

@@ -294,6 +294,6 @@ def check_yes_or_no(table, names: Iterable[str], *, fix: str = _LABELS_FIRST) ->
         if wrong.any():
             raise InvalidValueError(
                 f"{name} has {int(wrong.sum())} labels that are neither 0 nor 1",
-                found=str(table[name].iloc[int(wrong.argmax())]),
+                found=repr(table[name][wrong].tolist()[0]),
                 fix=fix,
             )

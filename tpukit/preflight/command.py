@@ -107,6 +107,10 @@ def _scope(place: str, function: str) -> dict:
 
 
 def _scope_of_module(name: str) -> dict:
+    fact = f"there is no module {name}"
+    fix = "name a module that Python can import from here, or a file: train.py:train"
+    if name.startswith("."):  # such as "./train", which Python would take for a relative import
+        raise InvalidValueError(fact, fix=fix)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -114,8 +118,7 @@ def _scope_of_module(name: str) -> dict:
         is_missing = name == error.name or name.startswith(f"{error.name}.")
         if not is_missing:
             raise
-        fix = "name a module that Python can import from here, or a file: train.py:train"
-        raise InvalidValueError(f"there is no module {name}", fix=fix) from error
+        raise InvalidValueError(fact, fix=fix) from error
     return vars(module)
 
 

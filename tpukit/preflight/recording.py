@@ -4,7 +4,7 @@
 TPU, so it makes the same graphs as on a TPU. The simulator writes each new graph to a folder and
 each run to a log, but does not compute large graphs. The worker process has three stages:
 
-1. `StepMarks` follows the steps until the same programs have run three times.
+1. `StepMarks` follows the steps until the same programs have run three times, at most 40 steps.
 2. `StepClock` measures, for about ten steps, how long the host takes to record a step.
 3. The process sends its facts to the kernel, and the kernel ends the process.
 
@@ -91,8 +91,8 @@ class Recording:
         graphs: the graphs of one step, in order. They include all networks of a GAN, and all
             batches whose gradients are accumulated.
         is_steady: True if a step was repeated without a new graph before the run ended.
-        has_optimizer: True if an optimizer made a step. If not, `graphs` is the largest graph that
-            ran.
+        has_optimizer: True if an optimizer made a step, or the loop itself wrote to parameters. If
+            not, `graphs` is the largest graph that ran.
         steps: the number of recorded steps.
         syncs: the number of `core.step()` blocks per step. If a step has more graphs than blocks,
             something cuts the graphs.

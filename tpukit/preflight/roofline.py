@@ -67,7 +67,7 @@ def points(found) -> list[Point]:
     """Return the most expensive operations of a `Preflight` that have a convolution or a dot.
 
     If all arrays of an operation are in on-chip memory, its intensity is infinite. Its point is
-    drawn at the right edge, at ten times the intensity at which slope and roof meet.
+    drawn at ten times the intensity at which slope and roof meet.
     """
     edge = 10 * found.chip.flops / found.chip.bandwidth
     drawn = []

@@ -18,7 +18,7 @@ leave_large_tensors_empty
 
 from collections.abc import Callable
 
-_LARGE = 2**24  # elements; larger tensors, 64 MiB of float32, are not filled with random numbers
+_LARGE = 2**24  # elements; from this size on, 64 MiB of float32, a tensor is not filled
 
 
 def check_torch_save(check: Callable[[object], None]) -> None:

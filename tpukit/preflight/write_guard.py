@@ -68,7 +68,7 @@ class FileChangeError(TpukitError, PermissionError):
 
 
 def guard_files(folder: Path) -> None:
-    """From now on, prevent all changes of files outside of `folder` in this process.
+    """From now on, prevent changes of files outside of `folder` by this process.
 
     Temporary files are written to `folder`. Changes in the user's cache folders are also allowed,
     for downloaded weights: `~/.cache`, and the folders in `HF_HOME`, `TORCH_HOME` and similar

@@ -251,8 +251,8 @@ def _difference(one, other) -> float:
     """Return the largest absolute difference. Equal infinities, and two NaN, count as equal."""
     import torch
 
-    one = one.double()
-    other = other.double()
+    one = _as_float64(one)
+    other = _as_float64(other)
     is_alike = (one == other) | (one.isnan() & other.isnan())
     infinity = float("inf")
     differences = (one - other).abs().nan_to_num(nan=infinity, posinf=infinity)
@@ -260,8 +260,15 @@ def _difference(one, other) -> float:
 
 
 def _largest_finite(tensor) -> float:
-    values = tensor.double().abs()
+    values = _as_float64(tensor).abs()
     return _largest(values[values.isfinite()])
+
+
+def _as_float64(tensor):
+    """Return a tensor as float64; complex numbers become pairs of their two parts."""
+    import torch
+
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def _largest(values) -> float:

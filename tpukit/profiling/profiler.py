@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -135,6 +136,6 @@ def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
     steps = recording._begun - 1  # `mark` has begun a last step, which did not run
     text = f"recorded {counted(steps, 'step')}: open {', '.join(traces)} at https://ui.perfetto.dev"
     if any(file.name.endswith(".xplane.pb") for file in recording.files):
-        command = f"`tensorboard --logdir {folder}`"
+        command = f"`tensorboard --logdir {shlex.quote(str(folder))}`"
         text += f"\n  or `pip install tensorboard xprof`, then {command}, tab Profile"
     return text

@@ -1,7 +1,7 @@
 """Run torch_xla's own TPU client on CPU processes, with a simulated libtpu.
 
-torch_xla loads the library that the environment variable TPU_LIBRARY_PATH names. `environment` of
-shapes.py sets this variable to the simulated library, and others that describe a machine. So
+torch_xla loads the library that the environment variable TPU_LIBRARY_PATH names. Here, this is the
+simulated library, and other variables describe a machine; see `environment` in shapes.py. So
 torch_xla runs the same code as on a TPU: a process per chip, with the collectives inside the graph.
 """
 

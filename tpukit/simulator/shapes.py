@@ -37,10 +37,8 @@ class Shape:
 def dry_run(cores: int) -> Shape:
     """Return a machine of v5e chips, each with one core.
 
-    All numbers are possible, although Google builds no machine with 3, 5 or 7 chips.
-
     Args:
-        cores: the number of chips, 1 to 8.
+        cores: the number of chips, 1 to 8; Google's machines have 1, 4 or 8.
 
     Raises:
         ValueError: the number is not 1 to 8.

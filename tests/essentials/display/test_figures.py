@@ -197,7 +197,8 @@ def test_one_channel_is_drawn_in_grey_as_it_is_in_the_whole_image(images, channe
 
 
 @pytest.mark.parametrize(
-    ("images", "channel"), [(BYTES, 3), (BYTES, -1), (BYTES[:, :1], 1), (BYTES, "green")]
+    ("images", "channel"),
+    [(BYTES, 3), (BYTES, -1), (BYTES[:, :1], 1), (BYTES, "green"), (BYTES, True)],
 )
 def test_a_channel_that_is_not_there_is_refused(images, channel):
     with pytest.raises(ValueError, match=r"channel must be 0 to [02] for images of [13] channels"):

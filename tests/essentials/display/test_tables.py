@@ -110,3 +110,18 @@ def luminance(colour: str) -> float:
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("file", "files"),
+        ("class", "classes"),
+        ("study", "studies"),
+        ("X-ray", "X-rays"),
+        ("patch", "patches"),
+        ("box", "boxes"),
+    ],
+)
+def test_a_noun_of_a_user_has_its_plural(word, words):
+    assert tables.plural(word) == words

@@ -57,7 +57,7 @@ class Batches:
             some samples.
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
-        seed: the seed of the order, and of the random numbers of each batch.
+        seed: the seed of the order, and of the random numbers of each batch; 0 or more.
         workers: number of loader processes. None for one less than the processors per core, at most
             16, if a source decodes JPEG images; otherwise 0.
         threads: number of threads that prepare the batches of a source.
@@ -108,7 +108,7 @@ class Batches:
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
         _check_arguments(
-            {"batch_size": batch_size, "workers": workers, "threads": threads},
+            {"batch_size": batch_size, "seed": seed, "workers": workers, "threads": threads},
             {"shuffle": shuffle, "drop_last": drop_last, "mask": mask},
         )
         _check_dataset(dataset, batch_size)
@@ -426,7 +426,7 @@ def _check_arguments(counts: Mapping[str, object], flags: Mapping[str, object]) 
     """Raise an error for an argument of a wrong type, such as text in place of a number."""
     for name, value in counts.items():
         if value is not None:
-            check_count(name, value, least=0 if name == "workers" else 1)
+            check_count(name, value, least=0 if name in ("seed", "workers") else 1)
     for name, value in flags.items():
         check_flag(name, value)
 

@@ -31,8 +31,8 @@ _ROUNDING = 1e-9  # tolerance for a tick exactly at the end of an axis
 _COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#a05bb5", "#8a7f2c", "#c2577a")
 _SETS = {"train": _COLORS[0], "valid": _COLORS[1], "val": _COLORS[1], "test": _COLORS[2]}
 _ERROR_COLOR = "#dc4c4c"
-# An image cannot use the text colour of the page. This grey has a contrast of 4.2:1 on white and on
-# #111.
+# An image cannot use the text colour of the page. This grey has a contrast of 4.1:1 or more on
+# white and on #111.
 _INK_OF_IMAGE = "#767676"
 _RATES = {"lr", "learning_rate"}
 _LEARNING_RATE = "learning rate"

@@ -77,7 +77,7 @@ def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tup
     if channel is None:
         return array, caption
     count = 3 if array.ndim == 4 else 1
-    if channel not in range(count):
+    if isinstance(channel, bool) or channel not in range(count):
         raise InvalidValueError(
             f"channel must be 0 to {count - 1} for images of {count} channels, got {channel!r}",
             fix="count from 0, or leave channel out for all of them",

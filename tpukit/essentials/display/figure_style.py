@@ -39,7 +39,7 @@ MUTED = "#716f6b"
 RULE = "#d9d7d2"
 GRID = "#eeece7"
 # Blue, orange, green, light blue, violet, grey. As lines they have a contrast of 2.4:1 or more on
-# the background, and they differ in lightness, too.
+# the background.
 COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#7aa6d6", "#a05bb5", "#8a8782")
 WIDTH = 10.0  # inches
 MARGIN = 0.18  # inches

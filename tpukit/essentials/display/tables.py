@@ -138,9 +138,9 @@ def first_few(values: Iterable, limit: int = 3) -> str:
 
 def plural(singular: str) -> str:
     """Return the plural of a noun: files, classes, studies."""
-    if singular.endswith("y"):
+    if singular.endswith("y") and not singular.endswith(("ay", "ey", "oy", "uy")):
         return f"{singular[:-1]}ies"
-    if singular.endswith("s"):
+    if singular.endswith(("s", "x", "ch", "sh")):
         return f"{singular}es"
     return f"{singular}s"
 
