@@ -55,6 +55,22 @@ def test_cpu_processes_have_the_collectives_of_every_dtype():
 
 
 BACKENDS = ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)]
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_minimum_and_the_maximum_are_nan_if_the_number_of_a_core_is(backend, dtype):
+    def work(core):
+        mine = torch.tensor([[NAN, 1.0, 2.0], [1.0, NAN, 3.0]][core.rank], dtype=dtype)
+        (mine,) = core.to_device([mine])
+        return core.to_host([core.all_reduce(mine, "min"), core.all_reduce(mine, "max")])
+
+    run = tpukit.launch(work, cores=2, backend=backend, progress="off")
+    for least, most in run.results:
+        assert least.dtype == most.dtype == dtype
+        assert repr(least.tolist()) == "[nan, nan, 2.0]"
+        assert repr(most.tolist()) == "[nan, nan, 3.0]"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

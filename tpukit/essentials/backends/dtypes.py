@@ -7,6 +7,8 @@ gloo and NCCL do not support int16, uint16 to uint64, complex numbers and float8
     all_reduce  [-1000, 24] int16    sent as int32, and converted back to int16
 """
 
+import math
+
 
 def as_bits(tensor):
     """Return a view of a contiguous tensor, in a dtype that gloo can copy."""
@@ -20,12 +22,20 @@ def as_bits(tensor):
 def as_numbers(tensor, op: str):
     """Return a tensor in a dtype that gloo can reduce. Complex numbers become pairs.
 
+    For "min" and "max" the result has one more axis at the front: the numbers, and flags of NaNs.
+
     Args:
         tensor: a tensor of any dtype.
         op: "sum", "mean", "min" or "max".
     """
     import torch
 
+    if tensor.is_floating_point() and op in ("min", "max"):
+        # gloo's result depends on the rank of the core that has a NaN. So the NaNs travel as flags.
+        wide = tensor if tensor.dtype in _carried() else tensor.to(torch.float32)
+        flag = 1 if op == "max" else -1
+        flags = torch.zeros_like(wide).masked_fill(wide.isnan(), flag)
+        return torch.stack([wide.masked_fill(wide.isnan(), 0), flags])
     if tensor.dtype in _carried():
         return tensor
     if tensor.is_complex():
@@ -45,6 +55,9 @@ def from_numbers(numbers, dtype, op: str):
     """
     import torch
 
+    if dtype.is_floating_point and op in ("min", "max"):
+        numbers, flags = numbers
+        numbers = numbers.masked_fill(flags != 0, math.nan)
     if numbers.dtype == dtype:
         return numbers
     if dtype.is_complex:
