@@ -269,8 +269,8 @@ def load_torch_tpu() -> None:
                 "for chips from v4 on, and their nodes in /dev/vfio"
             ),
             fix=(
-                "tpukit.check() names chips without a node; in a "
-                "container, start it with --privileged"
+                "call tpukit.check(), which names chips without a node; if you use a container, "
+                "start the container with --privileged"
             ),
         )
 

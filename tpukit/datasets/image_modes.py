@@ -194,7 +194,10 @@ def _has_transparency(image) -> bool:
 
 
 def upright(image):
-    """Turn a Pillow image by the EXIF or XMP of its file; return an image in memory unchanged."""
+    """Return a Pillow image turned as the EXIF or XMP of its file says.
+
+    An image that was not read from a file is returned unchanged.
+    """
     how = turn_of(image)
     if how == 1:
         return image

@@ -103,8 +103,8 @@ def load_table(source, *, words: Sequence):
         fields = [str(field) for field in (table.index[0], *table.iloc[0])]
         raise _to_be_read_by(
             source,
-            "has rows with one field more than its first line: the first field is the name of the "
-            "row (index_col=0), or the last field is to be left out (index_col=False)",
+            "has rows with one field more than its first line. If the first field of a row is its "
+            "name, pass index_col=0; to leave out the last field, pass index_col=False",
             f"{', '.join(map(str, table.columns))}; and {', '.join(fields)}",
             "index_col=False",
         )

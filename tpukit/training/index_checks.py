@@ -88,7 +88,10 @@ class IndexChecks:
         return self._limits is None
 
     def check(self, tensors: list) -> None:
-        """Check a batch's tensors, in host memory; before the first step, store them for `end`."""
+        """Check the tensors of a batch before they are sent to the device.
+
+        Batches that come before the first step are stored, and `end` checks them.
+        """
         if self._limits is None:
             self._sent.append([tensor if _is_integer(tensor) else None for tensor in tensors])
             return

@@ -43,9 +43,9 @@ _NO_DATA = {
 
 
 def identity(dataset: object) -> dict[str, object]:
-    """Return the facts by which a checkpoint recognises its dataset, by name.
+    """Return named facts, by which a checkpoint recognises its dataset.
 
-    Each fact is a whole number or a text. No sample is read. Pixels in files and the code of
+    Each value is a whole number or a text. No sample is read. Pixels in files and the code of
     transforms are not compared.
     """
     found: dict[str, object] = {}

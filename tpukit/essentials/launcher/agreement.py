@@ -411,7 +411,7 @@ class Agreement:
         if self.is_on and self._core.device.type != "xla" and was_started_here:
             self._core.print(
                 "torch_xla was used, but it does not connect the CPU processes of this dry run. "
-                'To connect them as on chips: launch(..., backend="xla")'
+                'To connect them with torch_xla: launch(..., backend="xla")'
             )
         is_changed = loop.versions != [versions(each) for each in loop.steps]
         if is_changed or not self.is_on:
@@ -454,7 +454,7 @@ class Agreement:
                 found=f"weights on an xla device, in {self._core.world_size} processes that "
                 "torch_xla does not connect",
                 fix="to train on the CPU, use core.model and core.batches; to connect the "
-                'processes as on chips: launch(..., backend="xla")',
+                'processes with torch_xla: launch(..., backend="xla")',
             )
 
     def _check_gradients(self, optimizer) -> None:

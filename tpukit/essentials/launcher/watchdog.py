@@ -149,8 +149,8 @@ class Watchdog:
             rank: the core.
             activity: its counter.
             waiting: the collective that the core is in; None for none.
-            waits_outside: True if the core waits for a compilation in another process, which may
-                not belong to this run. That counts as progress.
+            waits_outside: True if the core waits until another process, of this run or of another
+                one, has compiled a program. This wait counts as progress.
         """
         last = self._heartbeats.get(rank, self._silent)
         has_moved = (last.activity, last.waiting) != (activity, waiting)
