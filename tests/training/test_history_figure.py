@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tpukit.training import History
 from tpukit.training.history_figure import show_history
 
 
@@ -166,7 +167,8 @@ def test_a_loss_that_became_nan_is_said():
     ("history", "kind", "message"),
     [
         ({}, ValueError, "found: nothing in it"),
-        ([], TypeError, "got list"),
+        ([], TypeError, "got an empty list"),
+        (History(), TypeError, "got an empty list"),
         ({"train_loss": []}, ValueError, "train_loss is not a series"),
         ({"train_loss": [np.nan, np.nan]}, ValueError, "train_loss has no finite value"),
         ({"train_loss": ["a", "b"]}, ValueError, "train_loss is not a series"),
@@ -187,6 +189,7 @@ def test_a_loss_that_became_nan_is_said():
     ids=[
         "empty",
         "no rows",
+        "no steps yet",
         "no points",
         "only nan",
         "words",

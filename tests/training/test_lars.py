@@ -1,3 +1,5 @@
+import math
+
 import numpy
 import pytest
 import torch
@@ -83,6 +85,9 @@ def test_a_saved_state_goes_on_with_the_same_steps():
 
 
 WRONG = [{"lr": 0.0}, {"lr": -1.0}, {"lr": 1.0, "momentum": 1.0}, {"lr": 1.0, "trust": 0.0}]
+
+
+WRONG += [{"lr": math.nan}, {"lr": 1.0, "trust": math.nan}, {"lr": 1.0, "weight_decay": math.nan}]
 
 
 @pytest.mark.parametrize("options", [*WRONG, {"lr": 1.0, "weight_decay": -1.0}])

@@ -79,6 +79,7 @@ def test_every_group_keeps_its_own_rate():
         (lambda o: constant(o, warmup=-1), "warmup must be a number of steps, 0 for none, got -1"),
         (lambda o: stepped(o, 0), "every=0"),
         (lambda o: stepped(o, 5, factor=0), "factor=0"),
+        (lambda o: stepped(o, 5, factor=float("nan")), "factor=nan"),
         (
             lambda o: cosine(o, 100, warmup=100),
             "steps=100 and warmup=100\n  fix:   both count optimizer steps",

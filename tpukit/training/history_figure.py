@@ -388,9 +388,9 @@ def _columns(history: Any) -> Mapping[str, Any]:
         fix = 'pass {"train_loss": [...]} or [{"epoch": 1, "train_loss": ...}, ...]'
         if hasattr(history, "results"):
             fix = "pass what rank 0 returned: run.results[0]"
-        fact = (
-            f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
-        )
+        is_empty_list = isinstance(history, list) and not history
+        given = "an empty list" if is_empty_list else type(history).__name__
+        fact = f"show_history draws a dict of series or a list of rows, got {given}"
         raise InvalidTypeError(fact, fix=fix)
     keys: dict[Any, None] = {}  # in the order in which they first appear
     for row in history:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.display import InvalidValueError, Screen, Table, screen
+from tpukit.essentials.display import InvalidValueError, Screen, Table, counted, screen
 from tpukit.essentials.environment import Folders, MachineInfo
 from tpukit.essentials.launcher import (
     Failure,
@@ -157,7 +157,8 @@ def launch_each(
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.is_dry_run:
             display.line(
-                f"dry run: {places} {topology.device} jobs at a time, each in place of a TPU core"
+                f"dry run: {counted(places, f'{topology.device} job')} at a time, each in place of "
+                "a TPU core"
             )
         with ready(topology, places, compile_cache, display) as topology:
             queue = _Queue(tasks, topology, places, limits, display)

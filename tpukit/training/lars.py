@@ -54,7 +54,8 @@ class LARS(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         trust: float = 0.001,
     ):
-        if lr <= 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust <= 0:
+        # `not ... > 0` and not `<= 0`, so that NaN raises the error, too.
+        if not lr > 0 or not 0 <= momentum < 1 or not weight_decay >= 0 or not trust > 0:
             raise InvalidValueError(
                 "LARS takes lr and trust above 0, momentum of 0 to below 1, "
                 "weight_decay of 0 or more",

@@ -65,7 +65,7 @@ def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
     Raises:
         ValueError: a number is out of range, or the learning rate is a tensor on an XLA device.
     """
-    if every < 1 or factor <= 0:
+    if every < 1 or not factor > 0:  # `not ... > 0`, so that NaN raises the error, too
         raise ValueError(f"every must be 1 or more and factor above 0, got {every=} and {factor=}")
     return _scheduler(optimizer, warmup, lambda step: factor ** (step // every))
 
