@@ -31,7 +31,7 @@ from tpukit.essentials.display import (
     TpukitError,
     TpukitRuntimeError,
 )
-from tpukit.essentials.environment import setup
+from tpukit.essentials.environment import is_installed_file, setup
 from tpukit.essentials.launcher import Core, Hosts, Run
 from tpukit.profiling import parse_duration
 
@@ -313,15 +313,14 @@ def _explained(error: Exception, failures: int) -> MultiHostError:
 def _pickled(task: "_Task") -> bytes:
     """Pickle the function with the code of its module, which the hosts need not have.
 
-    A module in site-packages is not pickled.
+    The module of an installed package is not pickled.
     """
     from ray import cloudpickle
 
     function = getattr(task.fn, "func", task.fn)  # the function in a functools.partial
     module = inspect.getmodule(function)
     file = getattr(module, "__file__", None)
-    is_sent = bool(file) and module.__name__ != "__main__"
-    is_sent = is_sent and "site-packages" not in Path(file).parts
+    is_sent = bool(file) and module.__name__ != "__main__" and not is_installed_file(file)
     if is_sent:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -324,8 +324,15 @@ def test_a_chosen_device_is_one_core_of_that_number():
 
 def test_numbers_of_numpy_are_numbers():
     options = {"timeout": numpy.int64(600), "limits": tpukit.Limits(stall=numpy.float32(600))}
+    options["seed"] = numpy.int64(7)
     assert quietly(lambda core: core.world_size, cores=numpy.int64(2), **options).results == [2, 2]
     assert quietly(lambda core: core.world_size, device=numpy.int64(1)).results == [1]
+
+
+@pytest.mark.parametrize("seed", [1.5, True, -1, "7"])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises((TypeError, ValueError), match="seed must be"):
+        quietly(lambda core: core.world_size, cores=1, seed=seed)
 
 
 @pytest.mark.parametrize(

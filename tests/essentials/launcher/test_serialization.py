@@ -169,3 +169,16 @@ def test_changes_that_workers_do_not_follow_are_named_once(tmp_path, monkeypatch
     assert variables.startswith("TPUKIT_NEW: changed in os.environ")
     assert surroundings.changes() == []
     del sys.modules["changing"]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_changes_of_installed_packages_are_not_named(folder, tmp_path, monkeypatch):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "installed.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    import installed
+
+    surroundings = Surroundings()
+    os.utime(installed.__file__, (1, 1))
+    assert surroundings.changes() == []
+    del sys.modules["installed"]

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.environment import is_installed_file
 
 # Levels of a search: a Subset, the dataset in it, its transform, the list in that, the transforms.
 # At a dataset inside another one, the count begins again.
@@ -422,7 +423,7 @@ def _is_library(module: str | None) -> bool:
     if module is None or module.partition(".")[0] in sys.stdlib_module_names:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
+    return is_installed_file(file)
 
 
 # The kinds

@@ -11,6 +11,7 @@ from tpukit.essentials.environment.chip_holders import (
 )
 from tpukit.essentials.environment.chips import GENERATIONS, PRICES_OF, Generation
 from tpukit.essentials.environment.files import (
+    is_installed_file,
     is_writable_by_others,
     load_notebook,
     part_of,
@@ -56,7 +57,8 @@ __all__ = [
     "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "SessionRecord",
     "THIS_MACHINE", "available_memory", "check", "chip_nodes", "cleanup", "cpus", "find_chips",
     "finish_install", "folders_of", "how_to_install", "how_to_restart", "how_to_start_afresh",
-    "install_line", "is_writable_by_others", "load_notebook", "machine_info", "open_sessions",
-    "orphans", "own_memory", "part_of", "peak_memory", "reset_peak_memory", "runtime_started",
-    "setup", "torch_problem", "wait_for_chips", "why_no_simulator", "write_whole",
+    "install_line", "is_installed_file", "is_writable_by_others", "load_notebook", "machine_info",
+    "open_sessions", "orphans", "own_memory", "part_of", "peak_memory", "reset_peak_memory",
+    "runtime_started", "setup", "torch_problem", "wait_for_chips", "why_no_simulator",
+    "write_whole",
 ]  # fmt: skip

@@ -21,6 +21,11 @@ def part_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 
 
+def is_installed_file(path: str) -> bool:
+    """Return whether a file is of an installed package. Colab and Debian have dist-packages."""
+    return "site-packages" in path or "dist-packages" in path
+
+
 @contextlib.contextmanager
 def write_whole(
     file: Path | Callable[[], Path], *, part: Path | None = None, sync_folder: bool = False

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.display import ErrorParts, kind_of, parts_of
+from tpukit.essentials.environment import is_installed_file
 from tpukit.essentials.launcher.channel import SerializationError, deserialize, serialize
 from tpukit.essentials.launcher.signals import (
     FAILURE_IN_A_COLLECTIVE_SECONDS,
@@ -457,11 +458,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _place(error: BaseException) -> Place | None:
     """Return the innermost line of the user's own code; None if the traceback has none."""
     libraries = (_TPUKIT, sysconfig.get_path("stdlib"), "<frozen")
-    # From the innermost frame outwards. Colab and Debian install into dist-packages.
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):  # from the innermost outwards
         file = frame.filename
-        is_installed = "site-packages" in file or "dist-packages" in file
-        if not is_installed and not file.startswith(libraries):
+        if not is_installed_file(file) and not file.startswith(libraries):
             return Place(file, frame.lineno or 0, frame.name)
     return None
 

@@ -220,7 +220,7 @@ def launch(
             processes. "xla" on a machine without a chip is a dry run through torch_xla: slow, but
             with real graphs. It uses the simulated TPU if that is installed ("xla:simulator"), and
             otherwise XLA:CPU processes whose collectives gloo performs ("xla:cpu").
-        seed: seed of all random numbers of the run. None for the notebook's seed,
+        seed: seed of all random numbers of the run, 0 or more. None for the notebook's seed,
             `torch.initial_seed()`, which a cell can set by `torch.manual_seed`; without such a cell
             each kernel has a different seed. The worker function begins with the same random
             numbers on every core; in `core.step()` blocks each core draws different numbers.

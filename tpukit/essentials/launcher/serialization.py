@@ -28,6 +28,7 @@ from typing import NamedTuple
 import cloudpickle
 
 from tpukit.essentials.display import InvalidValueError, human_size
+from tpukit.essentials.environment import is_installed_file
 from tpukit.essentials.launcher import channel
 from tpukit.essentials.launcher.channel import SerializationError
 
@@ -302,7 +303,7 @@ class Surroundings:
         # A copy, because another thread may import at the same time.
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            is_library = not file or file.startswith(_LIBRARIES) or "site-packages" in file
+            is_library = not file or file.startswith(_LIBRARIES) or is_installed_file(file)
             if is_library or name in by_value:
                 continue
             with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.essentials.backends import Topology
-from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, check_count
 from tpukit.essentials.environment import (
     GENERATIONS,
     ONE_PROCESS_VARIABLES,
@@ -120,9 +120,13 @@ def seed_of(seed: int | None, hosts: object = None) -> int:
 
     A launch does not change the notebook's seed. With several hosts the default is 0, because the
     notebook of each host may have a different seed.
+
+    Raises:
+        InvalidTypeError, InvalidValueError: the given seed is no whole number of 0 or more.
     """
     if seed is not None:
-        return seed
+        check_count("seed", seed, least=0)
+        return int(seed)
     if hosts is not None:
         return 0
     import torch
