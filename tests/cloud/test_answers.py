@@ -1,5 +1,6 @@
 """The errors of Google's libraries as `CloudError`, by what happened, however often it was tried."""
 
+import errno
 import socket
 from types import SimpleNamespace
 
@@ -76,6 +77,20 @@ def test_a_credential_that_is_not_accepted_does_not_pass():
     found = asked(RefreshError("invalid_grant"))
     assert (found.status, found.may_pass) == (401, False)
     assert "application-default login" in str(found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file or directory", "out/a.csv"),
+        PermissionError(13, "Permission denied", "out/a.csv"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_an_error_of_this_machines_disk_is_no_lost_network(error):
+    with pytest.raises(type(error)) as caught, SERVICE.asked("gs://bucket/jobs"):
+        raise error
+    assert caught.value is error
 
 
 def test_an_error_of_the_program_is_left_as_it_is():

@@ -641,6 +641,32 @@ def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(
     assert json.loads((tmp_path / "result.json").read_text())["phase"] == "setup"
 
 
+def test_the_paths_of_a_started_job_may_be_relative(tmp_path):
+    (tmp_path / "job" / "in").mkdir(parents=True)
+    (tmp_path / "job" / "in" / "packages.txt").write_text("")
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    python = tmp_path / "environment" / "bin" / "python"
+    # Nothing is installed, and the environment's Python only writes how the runner is called.
+    uv = python.with_name("uv")
+    uv.write_text("#!/bin/sh\nexit 0\n")
+    call = (
+        f'#!/bin/sh\n[ "$1" = -c ] && exec "{sys.executable}" "$@"\necho "$*" >> {tmp_path}/calls\n'
+    )
+    python.write_text(call)
+    for program in (uv, python):
+        program.chmod(0o755)
+    plan = JobPlan("a", "local", str(tmp_path), None, 3600, "3.12", "", JobOptions(torch="none"))
+    (tmp_path / "job" / "run.sh").write_text(start_script(plan, "tpukit.whl").replace("3 9 0", "0"))
+    environment = {**os.environ, "TPUKIT_ENVIRONMENT": str(tmp_path / "environment")}
+    environment["PATH"] = f"{python.parent}:{os.environ['PATH']}"
+    call = ["bash", "job/run.sh", "results", "work"]
+    subprocess.run(call, cwd=tmp_path, env=environment, check=True, timeout=60)
+    results, job, work = (tmp_path / name for name in ("results", "job", "work"))
+    called = (tmp_path / "calls").read_text()
+    assert called == f"-m tpukit.cloud.run_notebook {results} {job} {work}\n"
+    assert (work / "setup.log").exists()
+
+
 def test_answers_that_do_not_come_do_not_end_the_waiting(make_notebook, send, monkeypatch, capsys):
     looks = iter([CloudError("the cloud did not answer", may_pass=True)] * 3)
     look = Job._look

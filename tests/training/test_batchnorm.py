@@ -193,10 +193,12 @@ class WithItsOwnForward(nn.BatchNorm2d):
     "ignore:Lazy modules are a new feature"
 )  # torch says so whenever one is made
 def test_a_layer_that_would_lose_something_is_refused(layer, message, fix):
-    module = nn.ModuleDict({"stem": nn.ModuleDict({"norm": layer})})
+    first = nn.BatchNorm2d(3)
+    module = nn.ModuleDict({"first": first, "stem": nn.ModuleDict({"norm": layer})})
     with pytest.raises(TypeError, match=message) as raised:
         sync_batchnorm(None, module)
     assert fix in str(raised.value)
+    assert type(first) is nn.BatchNorm2d  # the error leaves the module as it was
 
 
 @pytest.mark.xla

@@ -100,9 +100,10 @@ class CompileCache:
         loaded_count = sum(process.loaded for process in processes)
         parts = []
         if loaded_count:
-            # The time in which a process waits for another process to compile is counted in its
-            # loading time as well. So subtract it.
-            seconds = sum(done.loading_seconds - done.waiting_seconds for done in processes)
+            # If a process waits for another process to compile and then loads the program, its
+            # loading time includes the wait. If it then compiles by itself, it does not.
+            times = (done.loading_seconds - done.waiting_seconds for done in processes)
+            seconds = sum(max(0.0, time) for time in times)
             parts.append(f"{counted(loaded_count, 'program')} loaded in {seconds:.1f} s")
         if compiled_count:
             seconds = sum(process.compiling_seconds for process in processes)

@@ -6,6 +6,7 @@ with service.asked("the job train"):     # 403 from the API, as an exception of 
 """
 
 import contextlib
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ class CloudError(TpukitError, RuntimeError):
     """Google Cloud rejected a request, or did not answer.
 
     Attributes:
-        status: the HTTP status of the answer; None if there was no answer.
+        status: the HTTP status of the answer, also 401 if no valid credential was found; None if
+            there was no answer.
         may_pass: True if the same request may succeed later.
         answered: True if the service itself has answered. If not, the request may have succeeded.
     """
@@ -43,7 +45,8 @@ class Service:
         api: the argument of `gcloud services enable`.
         role: the role that an account needs for the requests.
         project: the project that pays.
-        fixes: special fixes of this API, by HTTP status.
+        fixes: special fixes of this API, by HTTP status. If the API is not enabled, the fix is
+            to enable it.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Service:
     @contextlib.contextmanager
     def asked(self, what: str) -> Iterator[None]:
         """Turn the exceptions of Google's libraries in this block into `CloudError`.
+
+        Errors of this machine's files are raised unchanged.
 
         Args:
             what: the subject of the request, with which the message begins.
@@ -201,7 +206,14 @@ def _is_of_the_network(error: BaseException) -> bool:
     packages = {module.partition(".")[0] for module, _ in kinds}
     is_of_http = bool(packages & {"requests", "urllib3", "httplib2", "http"})
     is_of_google = ("google.api_core.exceptions", "RetryError") in kinds or _is_of_auth(error)
-    return isinstance(error, OSError) or is_of_http or is_of_google
+    is_of_system = isinstance(error, OSError) and not _is_of_a_file(error)
+    return is_of_system or is_of_http or is_of_google
+
+
+def _is_of_a_file(error: OSError) -> bool:
+    """Return whether an OSError is one of the local disk: no such file, no permission, no space."""
+    kinds = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+    return isinstance(error, kinds) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _is_a_credential(error: BaseException) -> bool:

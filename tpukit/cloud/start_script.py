@@ -27,9 +27,12 @@ set -uo pipefail
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 address=${1:-$folder}
 work=${2:-$(mktemp -d)}
+mkdir -p "$work"
+# The notebook is executed in another folder, so both paths become absolute.
+work=$(cd "$work" && pwd)
+case $address in gs://* | /*) ;; *) address=$PWD/$address ;; esac
 environment=${TPUKIT_ENVIRONMENT:-$work/environment}
 export TPUKIT_STARTED=$(date +%s)  # the time limit includes the installation
-mkdir -p "$work"
 
 for place in "$folder" "$address"; do  # over already: to start it again costs seconds
     if [ -e "$place/cancel" ]; then exit 1; fi

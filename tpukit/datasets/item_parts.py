@@ -43,7 +43,7 @@ _FIX = (
 class Columns:
     """The columns of a table, or the keys of dicts, that have images, labels and masks.
 
-    The fields have the names of the arguments of `pack`.
+    All fields but `form` and `own` have the names of arguments of `pack` or of `PackOptions`.
     """
 
     path: object = None

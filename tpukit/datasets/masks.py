@@ -45,7 +45,7 @@ def join(image: bytes, mask: bytes) -> bytes:
     """Return the files of an image and its mask as one item.
 
     The decoder turns an image by its EXIF orientation. It would not turn a mask without EXIF, so
-    `join` turns such a mask like its image.
+    `join` turns such a mask like its image, if the mask has the shape of the unturned image.
     """
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
     if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:
@@ -90,7 +90,7 @@ def _opened(data: bytes, ask):
 
 
 def _turned_with(mask, size: tuple[int, int], how: int):
-    """Turn a mask by the EXIF orientation of its image, unless its shape is already the turned one.
+    """Turn a mask by the EXIF orientation of its image if it has the shape of the unturned image.
 
     Raises:
         ValueError: the turned image has the same shape, so the shape of the mask shows nothing.

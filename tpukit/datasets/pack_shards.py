@@ -188,14 +188,14 @@ def note_of(target: PackFolder, shard: Path) -> Path:
 
 
 def contents_of(target: PackFolder, shard: Path):
-    """Return two digests of each image of a shard, without and with its mask, (n, 2) uint64."""
+    """Return two digests of each stored image, without and with its mask, (n, 2) uint64."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".contents"), "<u8").reshape(-1, 2)
 
 
 def labels_of(target: PackFolder, shard: Path):
-    """Return the labels of the received items in a shard as one row, (n * L,) float32."""
+    """Return the labels of a shard's received items, also of those left out, (n * L,) float32."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")

@@ -5,8 +5,9 @@
     dataset, generator        items (image, labels)
 
 `describe_source` returns a `PackSource`: the files or items, their labels, classes and groups, and
-`facts`, by which a later call recognises the same source. Of a folder or a table it reads only
-names; of items it reads as many as `Items.digest` needs.
+`facts`, by which a later call recognises the same source. Of a folder or a table of paths it reads
+only names, of a table of images all cells. Of items it reads the first, some of them twice to
+detect random transforms, and as many as `Items.digest` needs.
 """
 
 import os

@@ -43,7 +43,7 @@ def _separator(source) -> str:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError for a file that is not a CSV file; the fix is the call that reads it."""
+    """Raise ValueError if `source` is a file. CSV files are no longer among the sources here."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"

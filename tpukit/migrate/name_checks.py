@@ -51,8 +51,8 @@ class _Found(NamedTuple):
     Attributes:
         verdict: None if the name has not changed.
         name: the name as the report shows it.
-        edits: the edits that repair it; [] if the edit for another finding also repairs this one;
-            None if no edit is safe.
+        edits: the edits that repair it, perhaps the same as those of another finding; None if no
+            edit is safe.
     """
 
     verdict: Verdict | None

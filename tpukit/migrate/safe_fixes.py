@@ -35,8 +35,7 @@ class Edit(NamedTuple):
 class SafeFixes:
     """Find the edits that repair a finding.
 
-    The methods return None if no edit is safe, and [] if the edit for another finding also
-    repairs this one.
+    The methods return None if no edit is safe. Two findings may have the same edit.
     """
 
     def __init__(self, names: Names):

@@ -140,7 +140,8 @@ def calibration_table(labels, before, after=None):
     Returns:
         A DataFrame with one row per label. The column "of" is the number of images or exams, and
         "positives" the number of them that have the label. "frequency alone" is the log loss if
-        each answer is the label's frequency. "log loss" is that of `before`, and "calibrated" that
+        each answer is the label's frequency. Images have the weights of `fit_temperatures`, so
+        those of negative exams do not count. "log loss" is that of `before`, and "calibrated" that
         of `after`, if it is given. "note" is a text if too few exams have or lack the label for a
         judgement, else "".
 

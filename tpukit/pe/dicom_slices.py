@@ -32,7 +32,7 @@ class Slices:
     byte first. `PackSource.reader` has the interface.
 
     Args:
-        work: the folder with the files that `_Slices.look` wrote.
+        work: the folder with the files that `_Slices.look` of `dicom_packing` wrote.
         root: the folder of the DICOM files.
         plan: the settings of the pack.
     """

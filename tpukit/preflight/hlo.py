@@ -214,7 +214,7 @@ class Program:
             return 0
         arrays = list(operation.arrays)
         if operation.opcode.endswith("-start"):
-            arrays = arrays[:1]  # the other results are the operand once more, and a flag
+            arrays = arrays[:1]  # of copy-start: the others are the operand once more, and a flag
         for number in dict.fromkeys(operation.operands):
             arrays += self._by_id[number].arrays
         return sum(array.bytes for array in arrays if array.in_hbm)

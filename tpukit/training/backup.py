@@ -225,7 +225,8 @@ class Backup:
         """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
 
         Neither is copied if the folder has a checkpoint of the same or a later step. Compiled
-        programs that the folder lacks are always copied, unless `resume` is False.
+        programs that the folder lacks are copied in any case, unless `resume` is False or other
+        users can write to them in the backup; an error of their copy is ignored.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.

@@ -33,6 +33,7 @@ def sync_batchnorm(core, module):
     from torch.nn.modules.batchnorm import _BatchNorm
 
     average = _differentiable_mean(core)
+    layers = []
     for name, layer in module.named_modules():
         if not isinstance(layer, _BatchNorm):
             continue
@@ -50,6 +51,8 @@ def sync_batchnorm(core, module):
                 f"{kind.__name__}, whose class overrides forward",
                 fix="use a plain BatchNorm there",
             )
+        layers.append((layer, kind))
+    for layer, kind in layers:  # after the checks, so that an error leaves the module as it was
         # Change the layer's class, and do not replace the layer: references to the layer and
         # `isinstance` then stay valid.
         layer.__class__ = _synced(kind, core, average)

@@ -91,7 +91,7 @@ def _report_statistics(core: Core, model) -> None:
     moving = []
     for name, layer in modules.items():
         has_statistics = getattr(layer, "running_mean", None) is not None
-        if has_statistics and layer.training and _is_frozen(name, modules):
+        if has_statistics and layer.training and _has_frozen_weights(name, modules):
             moving.append(name)
     if moving:
         shown = first_few([name or "the model" for name in moving], 3)
@@ -112,16 +112,16 @@ def _as_code(name: str) -> str:
     return code
 
 
-def _is_frozen(name: str, modules: dict) -> bool:
+def _has_frozen_weights(name: str, modules: dict) -> bool:
     """Return whether no parameter of a layer requires a gradient.
 
-    A layer without parameters, such as BatchNorm with `affine=False`, counts as frozen if the
-    module that contains it is frozen.
+    For a layer without parameters, such as BatchNorm with `affine=False`, the parameters of the
+    module that contains it decide.
     """
     parameters = list(modules[name].parameters())
     if not parameters and name:
         parent, _, _ = name.rpartition(".")
-        return _is_frozen(parent, modules)
+        return _has_frozen_weights(parent, modules)
     return not any(parameter.requires_grad for parameter in parameters)
 
 

@@ -129,3 +129,18 @@ def test_a_process_that_has_got_the_id_of_an_orphan_is_not_signalled(tmp_path, m
     released = orphans.cleanup(Machine(proc=tmp_path / "proc", dev=tmp_path))
     assert [(one.pid, one.kernel) for one in released.orphans] == [(4321, 99)]
     assert sent == [(4321, signal.SIGTERM)]
+
+
+def test_a_worker_of_a_container_is_left_alone_because_its_kernel_has_another_id_there(tmp_path):
+    proc = tmp_path / "proc"
+    for process, namespace in (("self", "here"), ("4321", "container"), ("4322", "here")):
+        (proc / process / "ns").mkdir(parents=True)
+        (tmp_path / namespace).touch()
+        (proc / process / "ns" / "pid").symlink_to(tmp_path / namespace)
+        (proc / process / "fd").mkdir()
+        (proc / process / "fd" / "3").symlink_to("/memfd:tpukit-1-7 (deleted)")
+        (proc / process / "stat").write_text("1 (python) S " + "0 " * 18 + "100")
+    (proc / "1").mkdir()
+    (proc / "1" / "stat").write_text("1 (init) S " + "0 " * 18 + "3")  # not the kernel of the marks
+    found = orphans._find(Machine(proc=proc, dev=tmp_path))
+    assert [one.pid for one in found] == [4322]

@@ -130,7 +130,7 @@ class ShardedSampler:
         """Yield for each core its rows in a gathered step, and their places in the epoch.
 
         Use it only for an epoch in order. Padding is left out. With a `limit`, the places count
-        only the samples within the limit.
+        only the steps within the limit, and may include padding of the last cores.
 
         Args:
             step: number of the step, from 0.

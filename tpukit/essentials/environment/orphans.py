@@ -51,7 +51,7 @@ class Orphan:
 
 @dataclass(frozen=True, repr=False)
 class CleanupReport(Table):
-    """The orphaned workers that `cleanup` has ended, one per row."""
+    """The orphaned workers that `cleanup` has found and ended, one per row."""
 
     orphans: tuple[Orphan, ...]
 
@@ -119,7 +119,7 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
 
     Workers normally end with their kernel, so that there is nothing to do. An orphan may still hold
     a chip, which `check` then reports as "in use". `cleanup` does not touch workers of running
-    kernels or any other process.
+    kernels, workers in a container, or any other process.
 
     Args:
         machine: the machine; this machine by default.
@@ -147,20 +147,24 @@ def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
     return CleanupReport(tuple(orphans))
 
 
-def _namespace() -> int:
-    """Return the number of this process's PID namespace; 0 without /proc."""
+def _namespace(process: Path = _PROC / "self") -> int:
+    """Return the number of the PID namespace of a process in /proc; 0 if it cannot be read."""
     try:
-        return os.stat(_PROC / "self" / "ns" / "pid").st_ino
+        return os.stat(process / "ns" / "pid").st_ino
     except OSError:
         return 0
 
 
 def _find(machine: Machine) -> list[Orphan]:
     proc = machine.proc
+    here = _namespace(proc / "self")
     chips = list(chip_holders(machine))
     found = []
     for process in entries(proc):
         if not process.name.isdigit() or not _is_mine(process):
+            continue
+        # In a container the kernel has another id than here, so it would seem to have ended.
+        if _namespace(process) != here:
             continue
         # A process without a mark is no worker; one mark is enough.
         marks = [match for target in open_files(process) if (match := _MARK.match(target))]

@@ -315,7 +315,7 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 
 
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
-    """Return the pip line for missing torch, torch_xla and libtpu; "" for none.
+    """Return the pip line for torch, torch_xla and libtpu that are missing or do not match, or "".
 
     The line keeps the torch of a platform's image, and adds the packages that match it. torch_xla
     has wheels for Linux x86-64 only. On other systems, and on machines without chips, torch alone
@@ -398,7 +398,7 @@ def wrong_image(info: MachineInfo) -> str:
 
 
 def how_to_install(info: MachineInfo) -> str:
-    """Return the line that installs torch and torch_xla, with a restart after it."""
+    """Return the pip line and a restart; if pip has nothing to install, how to start afresh."""
     line = install_line(info)
     if not line:
         return how_to_start_afresh(info)

@@ -344,10 +344,11 @@ class Core:
                 loss.backward()
                 core.optimizer_step(optimizer)
 
-        Afterwards `tflops_per_second` and `mfu` have values; `fit` counts by itself. Only blocks in
-        the first step count, so all steps must have the same shapes. Later blocks do nothing. If
-        an operation cannot be counted, core 0 prints the reason, and both values remain None. Do
-        not call a model from `torch.compile` in the block: torch would compile it a second time.
+        Afterwards `tflops_per_second` and `mfu` have values; `fit` counts by itself. Use the
+        block in every step. Only the first step is counted, so all steps must have the same
+        shapes; a later block marks its step as a step with these FLOPs. If an operation cannot be
+        counted, core 0 prints the reason, and both values remain None. Do not call a model from
+        `torch.compile` in the block: torch would compile it a second time.
         """
         return self.internal.counting_flops()
 

@@ -191,7 +191,7 @@ class CoreStates:
         return f"{graph.doing} graph {graph.number}{who} for {seconds}{last}{waits}"
 
     def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
-        """Return (core, activity) for each core, if their activities differ.
+        """Return (core, activity) for at most 16 cores, if their activities differ.
 
         Call it often: a difference counts only if it lasts for more than two seconds.
         """
