@@ -312,7 +312,7 @@ def test_fit_refuses_to_accumulate_over_several_lengths():
         train = core.batches(Texts(), batch_size=4, buckets=MAPPING)
         fit(core, model, optimizer, nn.functional.cross_entropy, train, accumulate_grad_batches=2)
 
-    with pytest.raises(WorkerError, match="a graph per combination"):
+    with pytest.raises(WorkerError, match="a graph for each combination of lengths"):
         launch(work, cores=1, backend="cpu", progress="off")
 
 

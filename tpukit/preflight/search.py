@@ -96,7 +96,7 @@ def largest_batch(
     if min(start, multiple) < 1 or compiles < 2:
         got = f"got {start}, {multiple}, {compiles}"
         raise InvalidValueError(
-            f"start and multiple must be at least 1, and compiles at least 2, {got}",
+            f"start= and multiple= must be at least 1, and compiles= must be at least 2, {got}",
             fix="leave them out",
         )
     tpu = find_tpu(chip)

@@ -30,7 +30,8 @@ class Imagined(Topology):
     """A machine of which one core runs; the other cores are assumed to do the same.
 
     Attributes:
-        world_size: the number of cores of the machine, 1 to 8; 1 if all chips are one core.
+        world_size: the number of cores of the machine, 1 to 8. For a sharded model it is 1, because
+            all chips together count as one core.
         accelerator: Google Cloud's name of the machine, such as "v5litepod-8".
         folder: the folder that receives the programs and the log.
     """

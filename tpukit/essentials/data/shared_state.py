@@ -171,7 +171,7 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         name = _class_name(held.value)
         raise InvalidValueError(
             f"the dataset holds {held.kind}, which forked processes cannot share",
-            found=f"{held.path}: a {name}; {readers}, all forks, read the dataset",
+            found=f"{held.path}: a {name}; the dataset is read by {readers}, which are all forks",
             fix=_FIXES[held.kind],
         )
     return inside

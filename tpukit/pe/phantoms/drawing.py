@@ -84,9 +84,9 @@ def phantom(
             uncompressed.
         masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
-        short: True for emboli that are 2 to 6 mm long, measured from head to feet, as many real
-            emboli are; or 2.2 times the distance of two slices, if that is longer. In an exam of
-            150 slices, each is on two to four slices. False for longer emboli: an exam then has
+        short: True for emboli of the length of many real emboli: 2 to 6 mm from head to feet, and
+            at least 2.2 times the distance of two slices. In an exam of 150 slices, each embolus
+            is on two to four slices. False for longer emboli: an exam then has
             them on about a third of its slices or more.
         workers: the number of processes that draw; None for one per CPU.
         progress: as for `tpukit.pack`.
