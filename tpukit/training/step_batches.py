@@ -45,8 +45,8 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
     argument = f"accumulate_grad_batches={accumulated}"
     if accumulated > 1 and train.shapes > 1:
         raise InvalidValueError(
-            f"{argument} is not supported for batches of several lengths: XLA would compile a graph "
-            "for each combination of lengths in a step",
+            f"{argument} is not supported for batches of several lengths: XLA would compile a "
+            "graph for each combination of lengths in a step",
             found=f"{train.shapes} lengths of batches",
             fix="accumulate_grad_batches=1, or a single bucket",
         )
