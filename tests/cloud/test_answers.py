@@ -59,6 +59,27 @@ def test_after_many_tries_the_last_answer_decides(kind, status, may_pass, words)
     assert words in str(found)
 
 
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (
+            "Cloud Storage API has not been used in project 1 before",
+            "gcloud services enable storage",
+        ),
+        (
+            "The billing account for the owning project is disabled in state absent",
+            "billing account",
+        ),
+        (
+            "This API method requires billing to be enabled",
+            "link a billing account to the project demo",
+        ),
+    ],
+)
+def test_an_api_and_a_billing_account_that_are_not_enabled_have_their_own_fixes(message, fix):
+    assert fix in str(asked(exceptions.Forbidden(message))).partition("fix:")[2]
+
+
 def test_an_answer_that_the_client_of_storage_did_not_read_has_its_status():
     pytest.importorskip("google.cloud.storage", reason="pip install google-cloud-storage")
     from google.cloud.storage.exceptions import InvalidResponse

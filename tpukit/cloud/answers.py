@@ -82,7 +82,10 @@ class Service:
             return CloudError(fact, found=message, fix=_LOGIN, status=401)
         meaning, fix = _ANSWERS.get(status, ("the request failed", _LATER))
         fix = self.fixes.get(status, fix.format(**vars(self)))
-        if status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", message):
+        if status == 403 and "billing" in message.lower():
+            account = "https://console.cloud.google.com/billing"
+            fix = f"link a billing account to the project {self.project}: {account}"
+        elif status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", message):
             enable = f"`gcloud services enable {self.api} --project {self.project}`"
             fix = f"{enable}, and wait some minutes"
         found = f"{self.name} answered {status}: {message}"

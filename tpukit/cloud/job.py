@@ -335,9 +335,10 @@ class Job:
                     raise
                 state = "without an answer"
                 shown = _print_change(f"{self.name}: no answer {error.fact}", shown)
-            if time.monotonic() - began > limit:
+            left = began + limit - time.monotonic()
+            if left <= 0:
                 raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
-            time.sleep(every)
+            time.sleep(min(every, left))
 
     def cancel(self) -> "Job":
         """End the job; the running cell may still save, and saved files remain in the folder."""
