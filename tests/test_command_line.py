@@ -20,7 +20,7 @@ FILES = {
     ),
 }
 WRONG = {
-    "job old.ipynb": "jupyter nbconvert --to notebook --inplace old.ipynb",
+    "job old.ipynb": "jupyter nbconvert --to notebook --inplace ",
     "job list.ipynb": "is not a notebook",
     "job text.ipynb": "is not a notebook",
     "job julia.ipynb": "is a notebook in julia",

@@ -359,7 +359,7 @@ def cut_off(folder, truth):
     write_series(folder, truth, after=cut)
 
 
-@case(says="left out 1 files of images that another file holds")
+@case(says="files left out, because another file has the same image: 1")
 def same_file_twice(folder, truth):
     write_series(folder, truth)
     shutil.copy(folder / "a02.dcm", folder / "copy.dcm")

@@ -1,5 +1,7 @@
 """Launches without progress, and the backends on which a machine without a TPU runs them."""
 
+import contextlib
+
 import psutil
 import pytest
 import torch
@@ -23,12 +25,17 @@ DTYPES = (
 
 
 def children():
-    """Return the living processes below this one."""
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-    ]
+    """Return the living processes below this one, without Python's tracker of shared memory.
+
+    Python starts the tracker with the first process of multiprocessing, and it lives as long as this process.
+    """
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            is_tracker = any("resource_tracker" in word for word in child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE and not is_tracker:
+                found.append(child)
+    return found
 
 
 def quietly(fn, *args, cores=2, **options):

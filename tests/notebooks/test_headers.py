@@ -81,7 +81,7 @@ def test_without_an_address_there_is_no_badge_no_link_and_one_sentence(copy):
             r"colab-badge|open-in-kaggle|research\.google\.com/github|kernels/welcome", text
         ), name
     contributing = (ROOT / "CONTRIBUTING.md").read_text().replace("\n", " ")
-    assert contributing.count("`make headers` after the first push") == 1
+    assert contributing.count("is on GitHub, run `make headers`") == 1
 
 
 def test_with_an_address_and_then_without_it_goes_back_and_twice_changes_nothing(copy):

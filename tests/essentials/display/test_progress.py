@@ -46,7 +46,7 @@ def test_nothing_new_is_not_drawn_again():
     ("bar", "text"),
     [
         (Bar("train", 3, 12, 0, seconds=0.5), r"train  3/12  25%  6.0 steps/s  2 s left"),
-        (Bar("train", 12, 12, 64), r"train  12/12  .* samples/s  in .* s"),
+        (Bar("train", 12, 12, 64, seconds=2.0), r"train  12/12  384 samples/s  in 2.* s"),
         (Bar("train", 0, 12, 64), r"train  0/12  0%"),
         (Bar("read", 7, None, 0, seconds=0.5), r"read  7  14.0 steps/s"),
         (Bar("empty", 0, 0, 0), r"empty  0  in .* s"),
