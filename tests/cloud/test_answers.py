@@ -62,6 +62,7 @@ def test_after_many_tries_the_last_answer_decides(kind, status, may_pass, words)
 @pytest.mark.parametrize(
     ("message", "fix"),
     [
+        ("no access to gs://team-billing/jobs", "give this account the role"),
         (
             "Cloud Storage API has not been used in project 1 before",
             "gcloud services enable storage",

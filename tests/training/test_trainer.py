@@ -428,34 +428,6 @@ def test_a_launch_compiles_one_graph_for_training_or_two_if_step_1_makes_the_opt
     assert quietly(work, cores=1, backend=backend).results[0] == expected
 
 
-@pytest.mark.xla
-@pytest.mark.parametrize("accumulated", [1, 2])
-@pytest.mark.parametrize("backend", ["xla:cpu", "xla:simulator"])
-def test_a_launch_compiles_a_graph_in_each_of_the_first_two_steps_and_no_other(
-    backend, accumulated
-):
-    """The count begins with the process, so nothing is compiled to move the model either.
-
-    A model with BatchNorm needs a graph for its counter, because torch_xla sends no scalar 0.
-    """
-
-    def work(core):
-        model = core.model(net(norm=False))
-        data = core.batches(Dots(4 * 4 * accumulated), batch_size=4, shuffle=True)
-        history = fit(
-            core,
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            LOSS,
-            data,
-            accumulate_grad_batches=accumulated,
-            options=FitOptions(log_every=1),
-        )
-        return [row["compiles"] for row in history.intervals]
-
-    assert quietly(work, cores=1, backend=backend).results[0] == [1, 2, 2, 2]
-
-
 @pytest.mark.parametrize("cores", [1, 2, 3])
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=XLA_ONCE_MORE)])
 def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend, cores):

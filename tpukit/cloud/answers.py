@@ -82,7 +82,7 @@ class Service:
             return CloudError(fact, found=message, fix=_LOGIN, status=401)
         meaning, fix = _ANSWERS.get(status, ("the request failed", _LATER))
         fix = self.fixes.get(status, fix.format(**vars(self)))
-        if status == 403 and "billing" in message.lower():
+        if status == 403 and re.search("(?i)billing (account|to be )|BILLING_DISABLED", message):
             account = "https://console.cloud.google.com/billing"
             fix = f"link a billing account to the project {self.project}: {account}"
         elif status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", message):

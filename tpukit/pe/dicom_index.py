@@ -119,8 +119,9 @@ def index_dicom(
     if keep:
         # These headers could not be read. If a file has the name of its image, as in the
         # competition, the reason can be given in the row of the image.
-        uids = [without_ending(os.path.basename(names[number])) for number, _ in others]
-        reasons = dict(zip(uids, [reason for _, reason in others], strict=True))
+        reasons = {
+            without_ending(os.path.basename(names[number])): reason for number, reason in others
+        }
         table = _with_odd(_no_file(labels, reasons), rows, headers, position=position, paths=paths)
     else:
         _check_identifiers(labels.iloc[rows], headers, names)
