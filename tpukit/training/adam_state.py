@@ -3,13 +3,14 @@
     PyTorch     step 1 creates the averages as zeros, later steps read them    2 graphs
     tpukit      the averages are on the device before step 1                   1 graph
 
-XLA compiles each graph of a step for about the same time, so a run starts in about half the time.
+Each graph takes XLA about as long to compile. So with one graph in place of two, a run starts in
+about half the time.
 The created tensors are those that PyTorch creates in its first step. So all results have the same
 bits: `tests/training/test_adam_state.py` compares them on XLA:CPU. On a TPU, they have not been
 compared.
 
-Other optimizers create their state in their first step. For SGD with momentum there is no state
-with the same effect: its first momentum is the gradient itself, and not a mean with zeros.
+Other optimizers create their state in their first step. For SGD with momentum, zeros would not have
+the same bits: its first momentum is a copy of the gradient, also with `dampening`, and keeps -0.0.
 """
 
 import contextlib
@@ -27,8 +28,8 @@ def adam_state_created(core, optimizer) -> Iterator[None]:
 
     Args:
         core: this core.
-        optimizer: any optimizer. Nothing happens if it is not an Adam or AdamW of torch, if it has
-            a state, without XLA, in preflight, or if the model is sharded.
+        optimizer: any optimizer. The block does nothing if it is not torch's Adam or AdamW or has
+            a state already, if the model is sharded, in a preflight, or without XLA.
     """
     created = []
     if _needs_state(core, optimizer):

@@ -11,9 +11,9 @@ def sync_batchnorm(core, module):
     Use it for local batches of fewer than about 16 samples, whose own mean and variance are too
     noisy. It costs four small collectives per layer and step, two forward and two backward, so it
     is not worthwhile for larger batches. In training, all cores must call the module together, with
-    local batches of the same size, as `core.batches` makes them. The repeated samples that fill the
-    last step count, as in plain BatchNorm. In evaluation, and on one core, the layers work as plain
-    BatchNorm.
+    local batches of the same size, as `core.batches` makes them. Samples that are repeated to fill
+    the last step are included, as in plain BatchNorm. In evaluation, and on one core, the layers
+    work as plain BatchNorm.
 
     The keys of the state dict stay the same, so a plain model and a changed one can load each
     other's weights. A layer is still an instance of its old class. `torch.nn.SyncBatchNorm`, which

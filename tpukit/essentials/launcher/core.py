@@ -345,8 +345,8 @@ class Core:
                 core.optimizer_step(optimizer)
 
         Afterwards `tflops_per_second` and `mfu` have values; `fit` counts by itself. Use the
-        block in every step. Only the first step is counted, so all steps must have the same
-        shapes; a later block marks its step as a step with these FLOPs. If an operation cannot be
+        block in every step. Only the first step is counted; a later block records that its step
+        has the same FLOPs. So all steps must have the same shapes. If an operation cannot be
         counted, core 0 prints the reason, and both values remain None. Do not call a model from
         `torch.compile` in the block: torch would compile it a second time.
         """
