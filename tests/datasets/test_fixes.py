@@ -473,11 +473,13 @@ def test_the_fixes_work_for_folders_of_images_and_masks():
     assert written(fix).take([0, 1]).shape == (2, 16, 16, 4)
 
     folder_of(Path("busi"), "benign/0.png", "benign/0_mask.png", "malignant/1.png")
-    with fixes("folder_layouts: {} images of {} have their masks beside them, which ...") as fix:
+    with fixes(
+        "folder_layouts: masks cannot be packed as images of a class: {} has masks of {} ..."
+    ) as fix:
         quietly("busi")
     made = written(fix)
     assert (len(made), made.classes) == (2, ["benign", "malignant"])
-    assert len(with_option(fix, fix.text.rpartition("or ")[2], "busi")) == 3
+    assert len(with_option(fix, fix.text.rpartition("pack(..., ")[2].rstrip(")"), "busi")) == 3
 
 
 def test_the_fixes_work_for_folders_of_masks_in_each_class():
@@ -494,7 +496,9 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
 
 def test_the_fixes_work_for_a_copy_of_the_classes_among_them():
     folder_of(Path("brain"), "no/1.png", "yes/1.png", "all/no/1.png", "all/yes/1.png")
-    with fixes("folder_layouts: {} has folders named like the class folders of {}") as fix:
+    with fixes(
+        "folder_layouts: {} does not look like a class: its sub-folders have the names ..."
+    ) as fix:
         quietly("brain")
     assert done(fix, fix.text).classes == ["no", "yes"]
     assert len(with_option(fix, fix.text.rpartition("or ")[2], "brain")) == 4
@@ -603,7 +607,7 @@ def test_the_fixes_work_for_the_form_of_pixels():
 
     with fixes('image_modes: mode="I;16" is for one channel of 16 bits, and this is a {}') as fix:
         quietly([(Image.fromarray(grey), 0)], options=sixteen)
-    with_option(fix, fix.text.partition(", and")[0], [(Image.fromarray(grey), 0)])
+    done(fix, fix.text, [(Image.fromarray(grey), 0)])
     negative = deep.astype(np.int32) - 400
     with fixes('image_modes: mode="I;16" stores whole numbers from 0 to 65,535') as fix:
         quietly([(negative, 0)], options=sixteen)
@@ -774,7 +778,7 @@ def test_the_fixes_work_for_classes_of_items():
     dataset.class_to_idx = {"dog": 1, "cat": 3}
     with fixes("items: classes and class_to_idx of the dataset contradict each ...") as fix:
         quietly(dataset)
-    with_option(fix, fix.text.split()[0].replace("...", "'a', 'b'"), dataset)
+    with_option(fix, fix.text.rpartition(": ")[2].replace("...", "'a', 'b'"), dataset)
 
     parts = [Pictures(), Pictures(["dog", "cat"])]
     with fixes("items: the datasets that are joined number their classes differently"):
@@ -995,7 +999,7 @@ def test_the_fixes_work_for_labels_that_are_missing():
         quietly("table.csv", labels="kind")
     table = fix.code(r"table\.dropna\(.*?\)", table=pandas.read_csv("table.csv"))
     quietly(table, labels="kind")
-    call = fix.text.replace("file,", "'table.csv',").replace("root=folder of the file", "root='.'")
+    call = fix.text.replace("file,", "'table.csv',").replace("os.path.dirname(file)", "'.'")
     assert "None" in done(fix, call, labels="kind").classes
 
     table = table_of(kind=["cat", "", "dog", " "])
@@ -1113,9 +1117,7 @@ def test_the_fixes_work_for_tags_with_blanks_between_and_for_names_as_labels():
     assert made.labels[np.argsort(made.rows)][1].tolist() == [1, 0, 1]
 
     table = table_of(20, kind=[f"p{min(number, 15)}" for number in range(20)])
-    with fixes(
-        "label_arrays: label {} has {} words for {} images: names of patients or ..."
-    ) as fix:
+    with fixes("label_arrays: label {} has {} different words for {} images: names of ...") as fix:
         quietly(table, labels="kind")
     groups = re.search(r"groups='kind'", fix.text)[0]
     assert len(with_option(fix, groups, table).group_names) == 16
