@@ -50,8 +50,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
         form: the mode and the window. For the mode "RGB" or "L", a window (low, high) converts an
             image of more than 8 bits to 8: values up to `low` become black, and values from `high`
             on become white. If the window is None, an image of 16 bits has the window (0, 65535),
-            so that no value is clipped. For an image of 8 bits, `to_form` ignores the window;
-            `refuse_window` and `no_window` have the error for a caller that must not.
+            so that no value is clipped. For an image of 8 bits, `to_form` ignores the window. A
+            caller that does not allow this uses `refuse_window` or `no_window`.
 
     Returns:
         A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).

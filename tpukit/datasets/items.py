@@ -101,7 +101,7 @@ class Items:
             dataset; else [].
         has_masks: True if each item has a mask.
         dark: for a stream, the largest value of each 16-bit image that a pack stores nearly black.
-        sizes: the bytes of each image that `digest` has read, as it was before resizing.
+        sizes: the number of bytes, before resizing, of each image that `digest` has read.
 
     Raises:
         ValueError: the source has no items, or its items are not images with labels.
@@ -462,7 +462,7 @@ class Failed:
         raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
-            fix="correct the item; or, to leave such items out, if the source has indices: "
+            fix="correct the item; or, if the source has indices, leave such items out: "
             'pack(..., damaged="skip")',
         ) from self.error
 

@@ -56,8 +56,8 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 
     Raises:
         ValueError: a value is missing, infinite or not a number; float32 would make it infinite or
-            0; an integer is beyond 2**24; or float32 would round a whole number up to 2**53 among
-            floats. All other floats are rounded.
+            0; an integer is beyond 2**24; or a float is a whole number up to 2**53 that float32
+            would round. All other floats are rounded.
     """
     import numpy
 
