@@ -109,7 +109,7 @@ def _refuse_copies(layout: _Layout) -> None:
             raise InvalidValueError(
                 f"{deeper} does not look like a class: its sub-folders have the names of classes",
                 found=_list(sorted(below)),
-                fix=f"begin one folder deeper: pack({deeper!r}, ...); or classes={_all(layout)}",
+                fix=f"pack({deeper!r}, ...), one folder deeper; or classes={_all(layout)}",
             )
 
 
