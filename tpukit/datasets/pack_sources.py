@@ -46,20 +46,20 @@ def _in_memory() -> dict:
 class EncodedSource(Protocol):
     """Images that code of their own finds and encodes, such as the slices of CT series.
 
-    They are packed in the order of their rows. A later call compares their files by names and sizes
-    only.
+    The images are packed in the order of their rows. A later call compares the source files by
+    names and sizes only.
 
     Attributes:
         count: the largest possible number of images.
-        reader: the class that reads the images in the worker processes. It is called with the
-            folder `unfinished`, the root and the plan, and has the methods of `Files`.
+        reader: the class that reads the images in the worker processes. Its arguments are the
+            folder `unfinished`, the root and the plan. It has the methods of `Files`.
     """
 
     count: int
     reader: type
 
     def find(self, work: Path) -> "PackSource":
-        """Return the complete source, when the pack begins: read what takes long to read.
+        """Read what takes long to read, when the pack begins, and return the complete source.
 
         Args:
             work: the folder `unfinished`, for files that the reader needs.
@@ -72,10 +72,9 @@ class EncodedSource(Protocol):
         """Return the number of bytes of some encoded images."""
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments that make a smaller pack, from the largest value down.
+        """Yield arguments that make a smaller pack, the largest pack first.
 
-        It yields the name of the argument, the code that passes the argument, and the changed
-        entries of the plan.
+        Each is (the argument's name, the code that passes it, the changed entries of the plan).
         """
 
 
@@ -95,15 +94,14 @@ class PackSource:
         mask_names: one file per row; () without masks.
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
-        table: the rows of a table; None for another source.
-        encoded: for images that code of their own finds and encodes, that code; its `find` returns
-            this source with rows and names. None for files and items.
-        left_out: the number of files of a folder that are not images, by their ending.
+        table: the number of a table's rows and the digest of its index; None for another source.
+        encoded: the `EncodedSource`, whose `find` returns this source with rows and names. None for
+            files and items.
+        left_out: for each ending, the number of a folder's files that are not images.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        arguments: the result of `arguments_of` for a folder or a CSV file, which a later call
-            without the source compares; for another source, an entry that differs from that of
-            every path.
+        arguments: for a folder or a CSV file, the result of `arguments_of`. A later call compares
+            it if the source no longer exists. For another source, an entry that no path has.
     """
 
     facts: dict
@@ -183,8 +181,8 @@ def describe_source(
         if labels is not None or groups is not None:
             raise InvalidValueError(
                 "the labels of a folder are its sub-folders, and a folder has no groups",
-                fix="pass a DataFrame with a path column, "
-                "with labels= and groups= the names of its columns",
+                fix="pass a DataFrame with these columns: "
+                'pack(table, ..., path="path", labels="label", groups="patient")',
             )
         _refuse(columns, "a folder", "path", "root", "image", "masks")
         described = _of_files(os.fspath(source), find_images(source, classes, without=without))
@@ -222,7 +220,7 @@ def _refuse(columns: Columns, kind: str, *names: str) -> None:
         if getattr(columns, name) is not None:
             belongs_to = kinds.get(name, "a table")
             raise InvalidValueError(
-                f"{name}= is an argument for {belongs_to}, and this is {kind}",
+                f"{name}= is an argument for {belongs_to}, and the source is {kind}",
                 fix=f"leave {name}= out",
             )
 
@@ -351,7 +349,7 @@ def _values_of(groups: str, source) -> list:
         return source.column(groups)
     raise InvalidValueError(
         f"groups= of items must be one value for each item, got {groups!r}",
-        fix="groups=list of the values",
+        fix="pass a list with the group of each item: groups=values",
     )
 
 
@@ -371,7 +369,7 @@ def _label_names(items: Items, asked: list | None) -> list[str]:
         raise InvalidValueError(
             f"the items have {items.labels} labels, "
             f"and labels= names {len(names)}: {', '.join(names)}",
-            fix=f"a name for each of the {items.labels}, or none",
+            fix=f"pass {items.labels} names, one per label, or leave labels= out",
         )
     return names
 
@@ -391,7 +389,7 @@ def make_rows(labels, groups):
     if groups is not None and len(groups) != len(labels):
         raise InvalidValueError(
             f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
-            fix="one group per item",
+            fix="pass one group per item",
         )
     rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
     rows["row"] = numpy.arange(len(labels))
@@ -401,7 +399,7 @@ def make_rows(labels, groups):
 
 
 def as_names(labels) -> list:
-    """Return the argument labels= as a list; it may be one name, or an Index of pandas."""
+    """Return the argument labels=, such as one name or an Index of pandas, as a list."""
     if labels is None:
         return []
     if isinstance(labels, str) or not isinstance(labels, Iterable):

@@ -316,9 +316,9 @@ def pack_described(
     Args:
         described: the images, their labels and their order.
         folder, size, damaged, progress, options: as for `pack`.
-        settings: the entries of the plan, besides `described.facts`, that determine the pack's
-            contents. If a pack with the first settings is too large for the disk, the others are
-            tried in their order.
+        settings: one or more dicts with the other entries of the plan, besides `described.facts`.
+            If the pack of the first dict is too large for the disk, `pack_described` tries the
+            next.
 
     Returns:
         The finished `PackedImages`.
