@@ -44,7 +44,7 @@ def _in_memory() -> dict:
 
 
 class EncodedSource(Protocol):
-    """Images that code of their own finds and encodes, such as the slices of CT series.
+    """A source with its own code to find and encode images, such as the slices of CT series.
 
     The images are packed in the order of their rows. A later call compares the source files by
     names and sizes only.
@@ -59,7 +59,7 @@ class EncodedSource(Protocol):
     reader: type
 
     def find(self, work: Path) -> "PackSource":
-        """Read what takes long to read, when the pack begins, and return the complete source.
+        """Return the complete source. This may take long, so it happens when the pack begins.
 
         Args:
             work: the folder `unfinished`, for files that the reader needs.

@@ -85,7 +85,7 @@ class PackOptions:
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
         quality: the quality of the JPEGs of `pe.pack_dicom`, 1 to 95; None for 85. `pack` does not
-            support it, because it stores files unchanged.
+            support `quality`, because `pack` stores files unchanged.
     """
 
     image: str | None = None
