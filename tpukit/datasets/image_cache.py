@@ -318,7 +318,7 @@ def _build(target: CacheFolder, packed: PackedImages, workers: int, progress: st
         jobs.append({**job, "note": f"done-{rank}.txt", "blocks": left[rank::workers]})
     if left:
         run_in_processes(
-            "tpukit.datasets.image_cache:_work",
+            _work,
             jobs,
             label=f"decode images at {size_in_words(target.plan['size'])} pixels",
             total=layout.count,

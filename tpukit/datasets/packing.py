@@ -241,7 +241,13 @@ def pack(
     if arguments:
         described = replace(described, arguments=arguments)
     return pack_described(
-        described, folder, size=size, damaged=damaged, progress=progress, options=options
+        described,
+        folder,
+        [columns.form.plan()],
+        size=size,
+        damaged=damaged,
+        progress=progress,
+        options=options,
     )
 
 
@@ -297,20 +303,21 @@ def share_of(damaged: str | float) -> float:
 def pack_described(
     described: PackSource,
     folder,
+    settings: Sequence[dict],
     *,
     size,
     damaged: str | float,
     progress: str | None,
     options: PackOptions,
-    otherwise: Sequence[dict] = (),
 ) -> PackedImages:
     """Pack the images that a PackSource describes.
 
     Args:
         described: the images, their labels and their order.
         folder, size, damaged, progress, options: as for `pack`.
-        otherwise: settings to try, in this order, if the pack of `described.settings` is too large
-            for the disk.
+        settings: the entries of the plan, besides `described.facts`, that determine the pack's
+            contents. If a pack with the first settings is too large for the disk, the others are
+            tried in their order.
 
     Returns:
         The finished `PackedImages`.
@@ -319,8 +326,8 @@ def pack_described(
     numbers = _numbers_in_plan(size, options)
     places = _folders(folder)
     targets = []
-    for settings in (described.settings, *otherwise):
-        plan = {**described.facts, **numbers, **settings}
+    for entries in settings:
+        plan = {**described.facts, **numbers, **entries}
         targets += [PackFolder(place, plan) for place in places]
     room = Room(described)
     share = share_of(damaged)
@@ -418,8 +425,8 @@ def _fill(
     # differ from this call's. Begin again, unless shards are finished.
     target.begin(from_scratch=described.is_stream and not target.find_outputs())
     try:
-        if described.look:  # a DICOM source reads the headers of its files first
-            described = described.look(target.work)
+        if described.encoded:  # a DICOM source reads the headers of its files first
+            described = described.encoded.find(target.work)
         _lay_out(described, target, progress)
         if described.is_stream:
             room.check(target, stored=True)
@@ -466,7 +473,7 @@ def _packed_rows(described: PackSource, target: PackFolder, progress: str | None
             size = target.plan["size"]
             labels = store_items(items, target.work / "items", size, progress=progress)
         rows = make_rows(labels, described.groups)
-    if described.shuffled:
+    if not described.encoded:
         random = numpy.random.default_rng(target.plan["seed"])
         rows = rows[random.permutation(len(rows))]
     return rows
@@ -499,8 +506,8 @@ def _compare_files(
         record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
         return prepare(files, row, size, form)[0] == record[head:]
 
-    # A special reader does not store the files as they are, so they cannot be compared.
-    compare = None if described.reader else is_packed
+    # Encoded images are not the bytes of their files, so these cannot be compared.
+    compare = None if described.encoded else is_packed
     found = find_changed(before[is_written], now[is_written], files, compare)
     if found:
         raise target.another(found)
@@ -513,7 +520,7 @@ def _repaired(
 
     At most a hundred of the images that were left out are decoded, evenly spread.
     """
-    if described.reader or described.items is not None:
+    if described.encoded or described.items is not None:
         return None
     files = Files(Names(noted / "names"), described.root, described.mask_names)
     form = PixelForm.of_plan(target.plan)
