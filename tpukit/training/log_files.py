@@ -30,9 +30,11 @@ class LogWriters:
 
     def __init__(self, loggers: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
         self._say = say
-        if callable(loggers):
+        if loggers is None:
+            loggers = []
+        elif not isinstance(loggers, Iterable) or callable(loggers):
             loggers = [loggers]
-        self._writers: list[Writer] = list(loggers or ())
+        self._writers: list[Writer] = list(loggers)
         self._waiting: deque[tuple[Writer, Row]] = deque()
         for writer in self._writers:
             if not callable(writer):
