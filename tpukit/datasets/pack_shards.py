@@ -182,7 +182,7 @@ def shard_files(target: PackFolder, count: int) -> list[Path]:
 
 
 def note_of(target: PackFolder, shard: Path) -> Path:
-    """Return the path of a shard's note: images left out, and facts about the other images."""
+    """Return the path of the JSON file with the left-out images of a shard and other facts."""
     return target.work / f"{shard.stem}.json"
 
 
@@ -194,7 +194,7 @@ def contents_of(target: PackFolder, shard: Path):
 
 
 def labels_of(target: PackFolder, shard: Path):
-    """Return the labels of a shard's received items, also of those left out, (n * L,) float32."""
+    """Return the labels of all items of a shard, damaged ones included, (n * L,) float32."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")
