@@ -21,6 +21,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
@@ -292,13 +293,13 @@ def share_of(damaged: str | float) -> float:
     elif damaged == "skip":
         share = _SKIPPED_SHARE
     # In Python True is the number 1, and damaged=True would allow that all images are left out.
-    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    is_number = isinstance(share, Real) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
             f'damaged must be "raise", "skip", or a share from 0 to 1, got {damaged!r}',
             fix='damaged="skip"',
         )
-    return share
+    return float(share)
 
 
 def pack_described(
