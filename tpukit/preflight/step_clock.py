@@ -75,7 +75,7 @@ class StepClock:
         return statistics.median(step.seconds for step in self._steps)
 
     def after_sync(self) -> None:
-        """Handle the end of a graph: it ends a step if an optimizer has stepped in the graph."""
+        """Measure a step at the end of a graph in which an optimizer has stepped."""
         self._sees_graphs = True
         now = time.thread_time()
         if not self._stepped:

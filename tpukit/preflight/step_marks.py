@@ -65,7 +65,7 @@ class StepMarks:
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS
 
     def after_sync(self) -> None:
-        """Handle the end of a graph: add a mark if an optimizer has stepped in it."""
+        """Count a graph that has just ended; mark a step if the graph changed the weights."""
         stepped = self._stepped or self._written_by_hand()
         self._syncs += 1
         self._stepped = set()

@@ -58,8 +58,8 @@ class WorkerGroup:
         limits: how long cores may hang, and how often they report.
         display: shows the output of the cores.
         writers: the `LogWriters`, which get the rows of `core.log`; None for none.
-        beside: the groups that run at the same time. A worker closes the copies of their pipes
-            that it inherits.
+        beside: the groups that run at the same time. A worker inherits copies of the pipes of these
+            groups, and closes them.
 
     Attributes:
         ranks: the ranks of the cores. Until a core has reported its rank, this is its expected
