@@ -312,7 +312,7 @@ class WorkerGroup:
                 raise TpukitRuntimeError(
                     f"the kernel does not know this message of core {sender}",
                     found=repr(message)[:200],
-                    fix="restart the kernel; probably tpukit was updated while the kernel was running",
+                    fix="restart the kernel; probably tpukit was updated while the kernel ran",
                 )
 
     def _take_memory(self, memory: messages.Memory) -> None:
