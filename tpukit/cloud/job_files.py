@@ -68,7 +68,7 @@ def named_files(
 
     Raises:
         PathNotFoundError: a listed file does not exist.
-        InvalidValueError: a file must not be sent; the message lists all such files.
+        InvalidValueError: a file must not be sent; the message lists such files.
     """
     found = {}
     refused = []
