@@ -5,7 +5,7 @@ from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Predict each exam's labels as the mean of a network's probabilities for its slices.
+    """Predict the labels of each exam as the means of the probabilities of its slices.
 
     Args:
         table: a table with one row per image, with StudyInstanceUID and SOPInstanceUID.

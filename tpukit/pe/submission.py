@@ -61,7 +61,7 @@ def write_submission(table, path) -> Path:
 
 
 def read_submission(path, images):
-    """Read submission.csv, and check it as the platform does.
+    """Read submission.csv, and check it as Kaggle does.
 
     `read_submission` checks that every id occurs once, that each label is a probability, and that
     no exam breaks a rule of consistency.
