@@ -34,7 +34,7 @@ def position_prior(labels, table, bins: int = 20):
         labels: a table of labelled exams, in which the frequencies are counted. Its columns are
             StudyInstanceUID, `position` and the `LABELS`.
         table: a table of the exams to predict: StudyInstanceUID, SOPInstanceUID and `position`.
-        bins: the number of heights, from the lowest slice of an exam to the highest.
+        bins: the number of bins for the height, from the lowest slice of an exam to the highest.
 
     Returns:
         A table of probabilities, as from `ExamSequences.table`.

@@ -72,7 +72,7 @@ class ModalityTable(NamedTuple):
 class Scale:
     """The conversion of a slice's stored values to Hounsfield units.
 
-    It is nearly always the same in a whole series.
+    Nearly always, all slices of a series have the same scale.
     """
 
     signed: bool  # True if PixelRepresentation is 1

@@ -58,9 +58,9 @@ def read_exams(
         A DataFrame with one row per slice, sorted by exam and along the body. Its columns are the
         identifiers of study, series and image, `exam`, `patient`, `description` of the series,
         `path`, `position` in mm, `number` (InstanceNumber), and a uint8 column per label. If a
-        series has no positions, `position` is the InstanceNumber. If the table has
-        labels of images, their columns are named `<label>_on_image`, and `<label>` is 1 if the exam
-        has a positive image. Pass the result to `check_exams`, which lists anything unusual.
+        series has no positions, `position` is the InstanceNumber. If the table has labels of
+        images, their columns are named `<label>_on_image`, and `<label>` is 1 if the exam has a
+        positive image. Pass the result to `check_exams`, which lists anything unusual.
 
     Raises:
         FileNotFoundError: the folder has no DICOM file, or lacks the exam or image of a row.

@@ -68,9 +68,9 @@ class ReadStudy(Study):
     def montage(self) -> Figure:
         """Draw twelve slices of the exam in the middle window, and return the figure.
 
-        The exam is divided into twelve stretches, and the most important slice of each is drawn.
-        This is the slice with the highest probability of the whole exam, if it is in the stretch;
-        else a slice with an embolus; else the slice with the highest probability in the stretch.
+        The exam is divided into twelve stretches, and one slice of each stretch is drawn. If the
+        stretch has the slice with the highest probability of the exam, this slice is drawn. Else a
+        slice with an embolus is drawn, or the slice with the highest probability in the stretch.
         """
         columns = min(6, len(self.overview))
         rows = math.ceil(len(self.overview) / columns)

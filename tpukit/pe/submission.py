@@ -107,7 +107,7 @@ def read_submission(path, images):
         raise InvalidValueError(
             f"{path} does not have one line for each id",
             found=f"{len(lines):,} lines for {len(wanted):,} ids: {', '.join(problems)}",
-            fix=f"a line for each of {len(images):,} images and nine for each of {exams}",
+            fix=f"write a line for each of {len(images):,} images, and nine for each of {exams}",
         )
     values = labels[rows]
     of_images = values[: len(images)]

@@ -76,7 +76,7 @@ def phantom(
         studies: the number of exams, 2 or more.
         slices: the number of images per exam, 2 or more, evenly spaced from the lung apices to
             below the diaphragm.
-        seed: determines everything that is drawn, 0 or more.
+        seed: 0 or more; it determines everything that is drawn.
         size: height and width in pixels, 32 or more.
         positive: the share of the exams with an embolus, 0 to 1. A sixteenth of all exams is
             indeterminate, and the rest is negative.
@@ -85,7 +85,7 @@ def phantom(
         masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
         short: True for emboli of the length of many real emboli: 2 to 6 mm from head to feet, and
-            at least 2.2 times the distance of two slices. In an exam of 150 slices, each embolus
+            at least 2.2 times the distance between slices. In an exam of 150 slices, each embolus
             is on two to four slices. False for longer emboli: an exam then has
             them on about a third of its slices or more.
         workers: the number of processes that draw; None for one per CPU.
