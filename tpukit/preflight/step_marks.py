@@ -65,7 +65,7 @@ class StepMarks:
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS
 
     def after_sync(self) -> None:
-        """Add a mark if an optimizer has stepped in the graph that has just ended."""
+        """Add a mark if the graph that has just ended changed weights; count the graph."""
         stepped = self._stepped or self._written_by_hand()
         self._syncs += 1
         self._stepped = set()
