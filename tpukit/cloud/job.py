@@ -389,7 +389,7 @@ class Job:
                 state=state,
             )
         if state != "succeeded":
-            fix = "job.logs() has all output; job.download() the files"
+            fix = "read all output with job.logs(), and fetch the files with job.download()"
             raise self._failure(state, reason, fix=fix)
         return self.download(folder)
 
@@ -535,7 +535,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     if job is None:
         names = ", ".join(folder.folders())
         found = f"there are {names}" if names else "there is no job"
-        fix = "pass one of these names" if names else "bucket=..., the bucket or folder of `submit`"
+        fix = "pass one of these names" if names else "pass the bucket of `submit`: bucket=..."
         raise PathNotFoundError(f"no job {name} in {folder.address}", found=found, fix=fix)
     return job
 
