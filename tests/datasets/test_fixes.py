@@ -1534,6 +1534,20 @@ def test_the_fixes_work_for_labels_put_in_place():
     made.labels = [1, 0]
     quietly(Pictures(["a", "b", "c"], [2, 0]))
 
+    table = table_of(8, kind=list("ababbbaa"))
+    made = quietly(table, labels="kind")
+    for words in (table.kind, table[["kind"]]):
+        with fixes("stored_images: labels must be finite numbers") as fix:
+            made.labels = words
+        made.labels = fix.code(r"\S+\(images\.classes\.index\)", column=words, images=made)
+        assert made.labels.tolist() == [int(table.kind[row] == "b") for row in made.rows]
+    words = [made.classes[label] for label in made.labels]  # in the order of the images
+    with fixes("stored_images: labels must be finite numbers") as fix:
+        made.labels = words
+    before = made.labels.tolist()
+    made.labels = fix.code(r"\[.*\]", words=words, images=made)
+    assert made.labels.tolist() == before
+
     made = quietly(items())
     with fixes("stored_images: labels must be finite numbers"):
         made.labels = [0, 1, np.nan, 0]

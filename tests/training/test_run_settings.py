@@ -1,6 +1,7 @@
 """A folder holds one run: its settings are kept from the beginning, and others are refused by name."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,23 @@ def test_on_a_new_machine_the_backup_knows_the_settings(tmp_path):
         )
     assert not (tmp_path / "new").exists()
     assert keep_settings(tmp_path / "new", SETTINGS, backup_dir=tmp_path / "drive").is_file()
+
+
+def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine(tmp_path):
+    drive = tmp_path / "MyDrive"
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*MyDrive\n  fix:   mount"):
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=drive / "run")
+    assert not list(tmp_path.iterdir())
+    drive.mkdir()  # the fix
+    assert keep_settings(tmp_path / "run", SETTINGS, backup_dir=drive / "run").is_file()
+
+
+def test_a_setting_that_is_not_a_number_is_the_same_in_the_next_run(tmp_path):
+    settings = {"clip": math.nan, "limits": [math.nan, math.inf]}
+    for _ in range(2):
+        keep_settings(tmp_path / "run", settings)
+    with pytest.raises(ValueError, match="clip nan, asked for 1"):
+        keep_settings(tmp_path / "run", settings | {"clip": 1.0})
 
 
 @pytest.mark.parametrize("place", ["run", "drive"])
@@ -147,6 +165,7 @@ def test_the_folder_itself_must_be_on_this_machine(tmp_path, monkeypatch):
 def test_a_home_folder_is_the_one_that_checkpoints_use(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     file = keep_settings("~/run", SETTINGS, backup_dir="~/drive")
     assert file == tmp_path / "home" / "run" / "settings.json"
     assert (tmp_path / "home" / "drive" / "settings.json").is_file()

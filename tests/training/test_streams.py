@@ -76,6 +76,25 @@ def test_epochs_go_on_in_the_stream_also_after_a_loop_that_was_left_early(worker
     assert batches.epoch == 3
 
 
+@pytest.mark.parametrize(("kind", "workers"), [("function", 0), ("function", 2), ("iterable", 0)])
+def test_after_an_error_a_share_is_read_again_from_its_start(kind, workers, tmp_path):
+    def numbers(share=0, shares=1):
+        for number in range(share, 40, shares):
+            lost = tmp_path / f"lost-{number}"
+            if number in (8, 9) and not lost.exists():
+                lost.touch()
+                raise ConnectionError("the bucket does not answer")
+            yield number
+
+    plain = type("It", (), {"__iter__": lambda _: numbers()})()
+    dataset = numbers if kind == "function" else plain
+    (batches,) = ranks(dataset, world_size=1, steps=10, workers=workers)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="does not answer"):
+            list(batches)
+    assert sorted(flat(batches)) == list(range(20))
+
+
 def test_a_state_keeps_the_steps_and_not_the_place_in_the_stream():
     (batches,) = ranks(Numbers(40), world_size=1)
     list(batches)

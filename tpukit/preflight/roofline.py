@@ -66,8 +66,8 @@ class Point(NamedTuple):
 def points(found) -> list[Point]:
     """Return the most expensive operations of a `Preflight` that have a convolution or a dot.
 
-    If all arrays of an operation are in on-chip memory, its intensity is infinite. Its point is
-    drawn at ten times the intensity at which slope and roof meet.
+    An intensity is at most ten times that at which slope and roof meet. If all arrays of an
+    operation are in on-chip memory, it would be infinite.
     """
     edge = 10 * found.chip.flops / found.chip.bandwidth
     drawn = []
@@ -123,7 +123,7 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     Args:
         found: a `Preflight` whose step was compiled.
         step_seconds: the measured time of the same step on the chip. The figure then shows the
-            measured step below the estimated one, and its title compares the two times.
+            measured and the estimated step, and its title compares the two times.
 
     Raises:
         InvalidValueError: the step needs too much memory, so nothing was compiled; or

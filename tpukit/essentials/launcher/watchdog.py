@@ -39,9 +39,9 @@ class Limits:
 
     Attributes:
         stall: seconds without progress after which tpukit ends a run that hangs, and reports the
-            stacks of all cores. A run hangs if no core makes progress and none uses a processor, as
-            a compilation does; on macOS only progress counts. None for no limit. Five seconds are
-            the limit if all unfinished cores wait for a core that has returned.
+            stacks of all cores. A run hangs if no core makes progress and none uses a processor. A
+            compilation uses one. On macOS only progress counts. None for no limit. If all
+            unfinished cores wait for a core that has returned, the limit is always five seconds.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:
