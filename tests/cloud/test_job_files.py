@@ -78,7 +78,7 @@ def test_a_file_outside_of_the_notebooks_folder_is_refused_with_a_fix_that_works
     (tmp_path / "data.csv").write_text("x")
     with pytest.raises(ValueError, match=r"data.csv is not below") as caught:
         named_files(tmp_path / "book", ["../data.csv"])
-    assert caught.value.fix == f"copy such files into {tmp_path / 'book'}, and name the copies"
+    assert caught.value.fix == f"copy such files into {tmp_path / 'book'}, and list the copies"
     shutil.copy(tmp_path / "data.csv", tmp_path / "book")
     assert list(named_files(tmp_path / "book", ["data.csv"])) == ["data.csv"]
 

@@ -95,7 +95,10 @@ class GcloudTarget:
         return shlex.join([*words, "--worker=0", f"--command=sudo {command}"])
 
     def cancel(self, handle: dict) -> None:
-        """Delete a queued request; a running VM deletes itself when its results are copied."""
+        """Delete the request if it is still queued.
+
+        A running VM finds the file `cancel` in the job's folder, ends the job and deletes itself.
+        """
         if self.state(handle).word == "queued":
             self.clean_up(handle)
 

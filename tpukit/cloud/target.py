@@ -82,8 +82,8 @@ class JobPlan:
             folder exists.
         tpu: the machine's TPU; None only for `local`.
         timeout: the time limit in seconds from the first start, for all attempts together. The
-            runner enforces it; a target also passes it to its platform, if the platform supports a
-            limit.
+            runner (`run_notebook`, on the machine) enforces the limit. If the platform supports
+            limits, the platform ends the machine somewhat later.
         python: the caller's version of Python, such as "3.12".
         digest: a digest of everything that was sent. It is a label of the platform's job, by which
             tpukit finds the job again if the platform's answer was lost.

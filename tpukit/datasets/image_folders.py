@@ -37,10 +37,10 @@ class FoundFiles:
         label_names: the names of the L labels.
         classes: if the label is a class number, the name of each class; else [].
         groups: (N,) int32, the number of each image's group; None without groups.
-        group_names: the names of these numbers.
+        group_names: the name of each group, in the order of the numbers.
         mask_names: the paths of the masks; or [].
-        images, masks: the images and masks in the cells of a table; [] if the cells are paths.
-        left_out: the number of files in the folder that are not images, by their ending.
+        images, masks: the contents of a table's cells; [] if the cells are paths.
+        left_out: for each ending, the number of files in the folder that are not images.
     """
 
     names: list[str]

@@ -105,7 +105,7 @@ class CachedImages(StoredImages):
             return
         first = self._layout.images(min(wrong))
         raise cache.damaged(
-            f"images.npy is not what was written in {len(wrong)} of {self._layout.blocks} blocks; "
+            f"{len(wrong)} of {self._layout.blocks} blocks of images.npy are not what was written; "
             f"the first has the images {first[0]:,} to {first[-1]:,}"
         )
 

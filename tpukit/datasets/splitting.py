@@ -275,7 +275,7 @@ def _check_zeros_and_ones(values) -> None:
         raise InvalidValueError(
             "stratify= with several columns must hold zeros and ones",
             found=values[is_wrong][0],
-            fix="stratify=(N,) classes, or labels > 0.5",
+            fix="pass one class per image, (N,); or, for probabilities: stratify=labels > 0.5",
         )
 
 

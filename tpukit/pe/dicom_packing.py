@@ -4,14 +4,14 @@
     scans/b/1.dcm, ...            pixels  -> one JPEG or int16 image per slice, read once
 
 The headers determine the rows of the pack: the slices of each series, their order from the feet to
-the head, and the labels of each slice. To read all headers takes minutes. So `_Slices.look` does it
+the head, and the labels of each slice. To read all headers takes minutes. So `_Slices.find` does it
 after the folder of the pack has been chosen, and stores the results there for a later call.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tpukit.datasets import (
 from tpukit.essentials.display import InvalidValueError, SystemFailureError
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
-from tpukit.pe.dicom_slices import SliceWeight
+from tpukit.pe.dicom_slices import Slices, bytes_at_most, sample_bytes
 from tpukit.pe.labels import LABELS, check_columns
 from tpukit.pe.missing_images import match_headers
 from tpukit.pe.series import (
@@ -162,15 +162,14 @@ def pack_dicom(
         workers=options.workers,
         progress=progress,
     )
-    otherwise = [{**settings, "pixels": pixels} for pixels in sizes[1:]]
     return pack_described(
         slices.source(),
         to,
+        [{**settings, "pixels": pixels} for pixels in sizes],
         size=None,
         damaged=damaged,
         progress=progress,
         options=options,
-        otherwise=otherwise,
     )
 
 
@@ -251,7 +250,7 @@ def _indexed(labels, folder) -> list[str] | None:
 
 @dataclass(frozen=True)
 class _Slices:
-    """The slices to pack; `look` finds their rows.
+    """The slices to pack, as `EncodedSource`; `find` finds their rows.
 
     Attributes:
         folder: the folder of the DICOM files.
@@ -272,14 +271,20 @@ class _Slices:
     share: float
     workers: int | None
     progress: str | None
+    reader = Slices
+
+    @property
+    def count(self) -> int:
+        """The largest possible number of slices; files without a row are not packed."""
+        if self.labels is None:
+            return len(self.names)
+        return min(len(self.names), len(self.labels))
 
     def source(self) -> PackSource:
-        """Return the description of the source without its rows, which `look` adds."""
-        count = len(self.names)
+        """Return the description of the source without its rows, which `find` adds."""
         label_names = []
         table = None
         if self.labels is not None:
-            count = min(count, len(self.labels))  # files without a row are not packed
             label_names = self.columns
             table = rows_of(self.labels)
         return PackSource(
@@ -289,14 +294,27 @@ class _Slices:
             group_names=[],
             root=os.fspath(self.folder),
             table=table,
-            look=self.look,
-            shuffled=False,
-            reader="tpukit.pe.dicom_slices:Slices",
-            settings=self.settings,
-            weight=SliceWeight(self.folder, self.names, count),
+            encoded=self,
         )
 
-    def look(self, work: Path) -> PackSource:
+    def bytes_at_most(self, plan: dict) -> int:
+        """Return the largest possible number of bytes per slice."""
+        return bytes_at_most(plan)
+
+    def sample_bytes(self, plan: dict) -> list[int]:
+        """Return the number of bytes of some encoded slices."""
+        return sample_bytes(self.folder, self.names, plan)
+
+    def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
+        """Yield arguments of `pack_dicom` that make a smaller pack, from the largest value down."""
+        for quality in (70, 50):
+            if quality < plan.get("quality", 0):
+                yield "quality", f"options=PackOptions(quality={quality})", {"quality": quality}
+        for part in (0.75, 0.5, 0.375, 0.25):
+            size = int(plan["pixels"] * part)
+            yield "size", f"size={size}", {"pixels": size}
+
+    def find(self, work: Path) -> PackSource:
         """Return the description with the rows of all slices; write the files that `Slices` reads.
 
         Args:

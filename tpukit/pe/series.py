@@ -284,7 +284,7 @@ def read_headers(
     _forget_changed(folder, names, work)
     workers = how_many(len(chunks), whole_number("workers", workers, 1))
     run_in_processes(
-        "tpukit.pe.series:_read_chunks",
+        _read_chunks,
         [[str(folder), str(work), len(names), rank, workers] for rank in range(workers)],
         label="read headers",
         total=len(names),

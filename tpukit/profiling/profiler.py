@@ -74,7 +74,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     if backend.after_sync:
         raise TpukitRuntimeError(
             "this core is already being recorded: a profile cannot be inside another",
-            fix="one `with tpukit.profiling.profile(...)` around all the steps",
+            fix="use one `with tpukit.profiling.profile(...)` around all the steps",
         )
     # Check now: the profilers write only at the end, and an error would lose the recording.
     _check_writable(own_folder)

@@ -97,7 +97,7 @@ def show_history(history: Any) -> Figure:
     Args:
         history: the `History` of `fit`; a dict of series, `{"train_loss": [...], "valid_loss":
             [...]}`; a list of rows, `[{"epoch": 1, "train_loss": 0.4}, ...]`; a DataFrame; or any
-            object with such a list as `.rows`.
+            object with a list of rows as its attribute `rows`.
 
     Returns:
         a figure of matplotlib.

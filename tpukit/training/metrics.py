@@ -182,7 +182,7 @@ def _check(name: str, metric: object) -> None:
                     f"{name} cannot be combined exactly over the cores",
                     found=(
                         f"{type(part).__name__} takes the plain mean of {state!r} over the "
-                        "cores, and does not weight it by their numbers of samples"
+                        "cores, although cores may have different numbers of samples"
                     ),
                     fix="keep_outputs=True",
                 )

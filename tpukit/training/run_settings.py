@@ -188,7 +188,7 @@ def _decoded(place: _Folder | _Bucket, text: bytes):
 def _differences(kept, asked, name: str = "") -> list[str]:
     """Return a text for each setting that differs: "images.size 32, asked for 64"."""
     if not isinstance(kept, dict) or not isinstance(asked, dict):
-        # As JSON, because NaN differs from itself.
+        # In Python NaN does not equal NaN, but their JSON does.
         is_same = kept == asked or json.dumps(kept) == json.dumps(asked)
         return [] if is_same else [f"{name} {kept}, asked for {asked}"]
     differences = []

@@ -139,7 +139,7 @@ def _draw_all(target: PhantomFolder, workers: int, progress: str | None) -> None
     # minutes.
     target.begin(from_scratch=True)
     run_in_processes(
-        "tpukit.pe.phantoms.drawing:_draw_share",
+        _draw_share,
         [[recipe, str(target.work), rank, workers] for rank in range(workers)],
         label="draw phantoms",
         total=recipe["studies"],
