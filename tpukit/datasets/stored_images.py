@@ -134,8 +134,9 @@ class StoredImages(Dataset):
         if wrong in self.classes:  # a name of a class in place of its number
             # A list in the order of the table would give every image a wrong label.
             fix = (
-                "numbers of classes; for a column of the table: column.map(images.classes.index); for "
-                "words in the order of the images: [images.classes.index(word) for word in words]"
+                "numbers of classes; for a column of the table: column.map(images.classes.index); "
+                "for words in the order of the images: "
+                "[images.classes.index(word) for word in words]"
             )
         raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)
 
