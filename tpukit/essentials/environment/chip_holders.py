@@ -60,7 +60,7 @@ def chip_nodes(machine: Machine) -> list[Path]:
 
 
 def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
-    """Yield (process id, device node) for every chip that a process holds.
+    """Yield (process id, device node) for every chip that a process holds, each pair once.
 
     Without root rights, processes of other users are not visible.
     """
@@ -68,7 +68,8 @@ def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
     for process in entries(machine.proc):
         if not process.name.isdigit():
             continue
-        for target in open_files(process):
+        # A process may have several file descriptors of one node.
+        for target in dict.fromkeys(open_files(process)):
             folder, _, node = target.rpartition("/")
             if folder in folders and is_chip(node):
                 yield int(process.name), target
