@@ -105,7 +105,8 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for compiled code; create it if it does not exist.
 
     Its files are loaded as code. So it is the first of these folders that only this user can write
-    to: XDG_CACHE_HOME/tpukit, or HOME/.cache/tpukit; then a folder in the temporary folder.
+    to: XDG_CACHE_HOME/tpukit, or without this variable HOME/.cache/tpukit; then a folder in the
+    temporary folder.
 
     Raises:
         BuildError: none of the folders can be used.

@@ -35,8 +35,8 @@ class Evaluation:
             mean of the batches' losses. Each batch counts by its number of samples, or by its
             weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
-        outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
-            outputs. None with `keep_outputs=False`.
+        outputs: (N, ...) on the CPU, in dataset order, nested as the model's outputs; bfloat16 and
+            float16 are converted to float32. None with `keep_outputs=False`.
         targets: (N, ...) on the CPU, in dataset order; nested as the targets of a batch. None with
             `keep_outputs=False`.
     """
@@ -99,10 +99,10 @@ def evaluate(
             tensors.
         loss: function of (outputs, targets) that returns one number, or `(total, weight)`. A loss
             that is a module is copied to the CPU. A function with tensors on the device is computed
-            on the device. If a loss has more than 1 MiB of tensors, such as
-            the weights of a frozen teacher, it is computed on their device instead: for
-            `batch_size` samples at a time, and averaged over all samples. These tensors may also
-            be in a module that the loss function refers to.
+            on the device. If a loss has more than 1 MiB of tensors, such as the weights of a frozen
+            teacher, it is computed on their device instead: for `batch_size` samples at a time, and
+            averaged over all samples (not with `launch(shard=...)`). These tensors may also be in a
+            module that the loss function refers to.
         batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
             `fit`. None: no metrics.

@@ -137,9 +137,9 @@ def wait_for_chips(
         machine: the machine; this machine by default.
 
     Raises:
-        DeviceBusyError: an open session of this kernel holds the chips; or they are still busy
-            after `seconds` seconds. The latter is not raised for a chosen `chip`, because libtpu
-            may count the chips in another order.
+        DeviceBusyError: an open session of this kernel holds the chips, unless it holds a single
+            chip other than `chip`; or they are still busy after `seconds` seconds. The latter is
+            not raised for a chosen `chip`, because libtpu may count the chips in another order.
     """
     _refuse_chips_of_a_session(chip)
     nodes = chip_nodes(machine)
