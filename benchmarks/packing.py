@@ -81,9 +81,9 @@ def pack_once(folder: Path, without: dict) -> float:
     """Pack all images in this process; return the seconds that it took of a processor."""
     from tpukit.datasets import PackOptions, pack, pack_shards
 
-    def here(task: str, jobs: list, **_) -> None:
+    def here(task, jobs: list, **_) -> None:
         for job in jobs:
-            pack_shards._work(job)
+            task(job)
 
     shutil.rmtree(folder / "pack", ignore_errors=True)
     with (

@@ -86,7 +86,7 @@ def test_what_it_cannot_do_is_refused_with_a_fix(machine, cores, words):
 def test_the_evidence_names_the_cores_of_this_machine():
     with pytest.raises(ValueError, match="cores=3 is not supported") as refused:
         choose_topology(on(torch_tpu="0.2.0", chips=4), 3, "torch_tpu")
-    assert refused.value.found == "4 v5e chips; it has no layout for 3 of 4 cores"
+    assert refused.value.found == "4 v5e chips; TorchTPU has no layout for 3 of 4 cores"
 
 
 def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():

@@ -194,7 +194,7 @@ def test_what_is_said_to_be_needed_is_within_a_fifth_of_what_it_takes(tmp_path):
     pytest.importorskip("pydicom")
     from tpukit import pe
     from tpukit.datasets.disk_space import _mean
-    from tpukit.pe.dicom_slices import SliceWeight
+    from tpukit.pe.dicom_slices import sample_bytes
     from tpukit.pe.series import find_files
 
     scans = pe.phantom(tmp_path / "scans", 3, 10, size=64, form="dicom", **QUIET) / "train"
@@ -204,5 +204,5 @@ def test_what_is_said_to_be_needed_is_within_a_fifth_of_what_it_takes(tmp_path):
             map(len, records.read(range(30)))
         )  # files of many are as long; each is filled up to 64 KiB
         plan = {"pixels": 64, "form": "jpeg", "quality": 85, "window": window and (100, 700)}
-        said = 30 * _mean(SliceWeight(scans, find_files(scans), 30).sample(plan))
+        said = 30 * _mean(sample_bytes(scans, find_files(scans), plan))
         assert 0.9 < said / taken < 1.2

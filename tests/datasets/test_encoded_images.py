@@ -122,7 +122,7 @@ def test_a_column_of_images_is_packed_with_labels_groups_and_rows(make, tmp_path
 
 def test_the_column_that_holds_images_is_named():
     table = pandas.DataFrame({"label": [0], "image": [{"bytes": PNG, "path": None}]})
-    with pytest.raises(ValueError, match="fix:   path='image' is the column that holds the images"):
+    with pytest.raises(ValueError, match="fix:   pass the column .* images: path='image'"):
         describe_source(table)
 
 

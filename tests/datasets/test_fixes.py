@@ -251,7 +251,7 @@ def test_the_fixes_work_for_images_that_cannot_be_decoded_into_a_batch():
     with mock.patch.object(packed_images, "decode", fails):
         with fixes("packed_images: image {} of {} cannot be decoded: {}") as fix:
             made.take([0])
-        subset = fix.code(r"torch\S+ indices\)", packed=made, indices=[1, 2, 3])
+        subset = fix.code(r"torch.*", packed=made)
         assert len([subset[number] for number in range(3)]) == 3
 
     picture(9, side=24).save("1.png")
@@ -260,7 +260,7 @@ def test_the_fixes_work_for_images_that_cannot_be_decoded_into_a_batch():
         "packed_images: the images in {} differ in size, so they do not fit into ..."
     ) as fix:
         made.take([0, 1])
-    fix.code(r".*(?= decodes)", folder="pack").take([0, 1])
+    fix.code(r"(?<=: ).*", folder="pack").take([0, 1])
 
 
 def test_the_fixes_work_for_pixels_of_another_size():
@@ -473,11 +473,13 @@ def test_the_fixes_work_for_folders_of_images_and_masks():
     assert written(fix).take([0, 1]).shape == (2, 16, 16, 4)
 
     folder_of(Path("busi"), "benign/0.png", "benign/0_mask.png", "malignant/1.png")
-    with fixes("folder_layouts: {} images of {} have their masks beside them, which ...") as fix:
+    with fixes(
+        "folder_layouts: masks cannot be packed as images of a class: {} has masks of {} ..."
+    ) as fix:
         quietly("busi")
     made = written(fix)
     assert (len(made), made.classes) == (2, ["benign", "malignant"])
-    assert len(with_option(fix, fix.text.rpartition("or ")[2], "busi")) == 3
+    assert len(with_option(fix, fix.text.rpartition("pack(..., ")[2].rstrip(")"), "busi")) == 3
 
 
 def test_the_fixes_work_for_folders_of_masks_in_each_class():
@@ -494,7 +496,9 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
 
 def test_the_fixes_work_for_a_copy_of_the_classes_among_them():
     folder_of(Path("brain"), "no/1.png", "yes/1.png", "all/no/1.png", "all/yes/1.png")
-    with fixes("folder_layouts: {} has folders named like the class folders of {}") as fix:
+    with fixes(
+        "folder_layouts: {} does not look like a class: its sub-folders have the names ..."
+    ) as fix:
         quietly("brain")
     assert done(fix, fix.text).classes == ["no", "yes"]
     assert len(with_option(fix, fix.text.rpartition("or ")[2], "brain")) == 4
@@ -603,7 +607,7 @@ def test_the_fixes_work_for_the_form_of_pixels():
 
     with fixes('image_modes: mode="I;16" is for one channel of 16 bits, and this is a {}') as fix:
         quietly([(Image.fromarray(grey), 0)], options=sixteen)
-    with_option(fix, fix.text.partition(", and")[0], [(Image.fromarray(grey), 0)])
+    done(fix, fix.text, [(Image.fromarray(grey), 0)])
     negative = deep.astype(np.int32) - 400
     with fixes('image_modes: mode="I;16" stores whole numbers from 0 to 65,535') as fix:
         quietly([(negative, 0)], options=sixteen)
@@ -774,7 +778,7 @@ def test_the_fixes_work_for_classes_of_items():
     dataset.class_to_idx = {"dog": 1, "cat": 3}
     with fixes("items: classes and class_to_idx of the dataset contradict each ...") as fix:
         quietly(dataset)
-    with_option(fix, fix.text.split()[0].replace("...", "'a', 'b'"), dataset)
+    with_option(fix, fix.text.rpartition(": ")[2].replace("...", "'a', 'b'"), dataset)
 
     parts = [Pictures(), Pictures(["dog", "cat"])]
     with fixes("items: the datasets that are joined number their classes differently"):
@@ -995,7 +999,7 @@ def test_the_fixes_work_for_labels_that_are_missing():
         quietly("table.csv", labels="kind")
     table = fix.code(r"table\.dropna\(.*?\)", table=pandas.read_csv("table.csv"))
     quietly(table, labels="kind")
-    call = fix.text.replace("file,", "'table.csv',").replace("root=folder of the file", "root='.'")
+    call = fix.text.replace("file,", "'table.csv',").replace("os.path.dirname(file)", "'.'")
     assert "None" in done(fix, call, labels="kind").classes
 
     table = table_of(kind=["cat", "", "dog", " "])
@@ -1113,9 +1117,7 @@ def test_the_fixes_work_for_tags_with_blanks_between_and_for_names_as_labels():
     assert made.labels[np.argsort(made.rows)][1].tolist() == [1, 0, 1]
 
     table = table_of(20, kind=[f"p{min(number, 15)}" for number in range(20)])
-    with fixes(
-        "label_arrays: label {} has {} words for {} images: names of patients or ..."
-    ) as fix:
+    with fixes("label_arrays: label {} has {} different words for {} images: names of ...") as fix:
         quietly(table, labels="kind")
     groups = re.search(r"groups='kind'", fix.text)[0]
     assert len(with_option(fix, groups, table).group_names) == 16
@@ -1153,7 +1155,7 @@ def test_the_fixes_work_for_columns_of_tables():
     renamed = table.rename(columns={"path": "file_name"})
     with fixes("pack_tables: the table has no column {}") as fix:
         quietly(renamed)
-    with_option(fix, fix.text.partition(" is")[0], renamed)
+    with_option(fix, fix.text.rpartition(": ")[2], renamed)
     for options in ({"labels": "label"}, {"groups": "ward"}):
         with fixes("pack_tables: the table has no column {}"):
             quietly(table, **options)
@@ -1166,7 +1168,7 @@ def test_the_fixes_work_for_columns_of_tables():
     twice = pandas.concat([table, table], axis=1)
     with fixes("pack_tables: the table has the column {} more than once") as fix:
         quietly(twice)
-    quietly(fix.code(r".*(?= keeps)", table=twice))
+    quietly(fix.code(r"(?<=columns: ).*", table=twice))
 
 
 def test_the_fixes_work_for_columns_that_are_no_paths():
@@ -1179,15 +1181,15 @@ def test_the_fixes_work_for_columns_that_are_no_paths():
     numbers = table.assign(path=[0, 1, 2, 3])
     with fixes("pack_tables: the column {} holds a value that is not a path") as fix:
         quietly(numbers)
-    quietly(numbers.assign(path=fix.code(r".*(?=, as)", table=numbers)))
+    quietly(numbers.assign(path=fix.code(r"(?<=: ).*", table=numbers)))
     folder_of(Path("zeros"), "000.png", "001.png")
     ids = pandas.DataFrame({"id": [0, 1]})
     with fixes("pack_tables: the column {} holds a value that is not a path") as fix:
         quietly(ids, path="id", root="zeros")
-    quietly(ids.assign(id=fix.code(r".*(?=, as)", table=ids)), path="id", root="zeros")
+    quietly(ids.assign(id=fix.code(r"(?<=: ).*", table=ids)), path="id", root="zeros")
     with fixes("pack_tables: the column {} holds a value that is not a path") as fix:
         quietly(ids, path="id", root="nowhere")
-    names = fix.code(r"(?<=, as ).*(?=;)", table=ids, ending=".png")
+    names = fix.code(r"(?<=: ).*", table=ids, ending=".png")
     quietly(ids.assign(id=names), path="id")
 
     wide = table.assign(path=[path + "\0\0" for path in table.path])  # numpy would cut them off
@@ -1485,7 +1487,7 @@ def test_the_fixes_work_for_splits():
     labels = np.linspace(0, 1, 20).reshape(10, 2)
     with fixes("splitting: stratify= with several columns must hold zeros and ones") as fix:
         split_by_group(groups, stratify=labels)
-    split_by_group(groups, stratify=fix.run(fix.text.rpartition("or ")[2], labels=labels))
+    split_by_group(groups, stratify=fix.run(fix.text.rpartition("stratify=")[2], labels=labels))
 
     table = table_of(one=[1] * 4, patient=[1, 1, 2, 2])
     with fixes("splitting: {} in one group cannot be split"):
@@ -1534,6 +1536,20 @@ def test_the_fixes_work_for_labels_put_in_place():
     made.labels = [1, 0]
     quietly(Pictures(["a", "b", "c"], [2, 0]))
 
+    table = table_of(8, kind=list("ababbbaa"))
+    made = quietly(table, labels="kind")
+    for words in (table.kind, table[["kind"]]):
+        with fixes("stored_images: labels must be finite numbers") as fix:
+            made.labels = words
+        made.labels = fix.code(r"\S+\(images\.classes\.index\)", column=words, images=made)
+        assert made.labels.tolist() == [int(table.kind[row] == "b") for row in made.rows]
+    words = [made.classes[label] for label in made.labels]  # in the order of the images
+    with fixes("stored_images: labels must be finite numbers") as fix:
+        made.labels = words
+    before = made.labels.tolist()
+    made.labels = fix.code(r"\[.*\]", words=words, images=made)
+    assert made.labels.tolist() == before
+
     made = quietly(items())
     with fixes("stored_images: labels must be finite numbers"):
         made.labels = [0, 1, np.nan, 0]
@@ -1544,18 +1560,16 @@ def test_the_fixes_work_for_labels_put_in_place():
     more = pandas.concat([table.label, pandas.Series([9], [99])])
     with fixes("row_labels: the labels have {} rows, and the table that was packed had {}") as fix:
         made.labels = more
-    made.labels = fix.code(r".*?\]", labels=more, table=table)
+    made.labels = fix.code(r"(?<=: ).*?\]", labels=more, table=table)
 
     taken = table.label.iloc[made.rows]
     with fixes("row_labels: the labels have another index than the table that ...") as fix:
         made.labels = taken
-    made.labels = fix.code(r".*?\]", labels=taken, table=table)
+    made.labels = fix.code(r"(?<=: ).*?\]", labels=taken, table=table)
     assert made.labels.tolist() == made.rows.tolist()
     made.labels = fix.code(r"labels\.to_numpy\(\)\[.*?\]", labels=table.label, images=made)
     assert made.labels.tolist() == made.rows.tolist()
-    made.labels = fix.code(
-        r"labels\.to_numpy\(\)(?= if they are in the order of the images)", labels=taken
-    )
+    made.labels = fix.code(r"(?<=the order of the images: )labels\.to_numpy\(\)", labels=taken)
     assert made.labels.tolist() == made.rows.tolist()
 
     with fixes("stored_images: there are {} images, and labels of shape {}") as fix:

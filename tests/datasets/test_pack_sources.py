@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -877,7 +878,10 @@ def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     other.stdout.close()
 
 
-@pytest.mark.parametrize(("share", "words"), [(0.004, "0.4%"), (0.29, "29%"), ("skip", "10%")])
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.004, "0.4%"), (0.29, "29%"), (Fraction(1, 4), "25%"), ("skip", "10%")],
+)
 def test_the_share_that_may_be_damaged_is_told_exactly(tmp_path, share, words):
     fill(tmp_path / "a")
     for file in list((tmp_path / "a").rglob("*.bmp"))[:2]:

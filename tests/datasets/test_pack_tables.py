@@ -214,7 +214,7 @@ def test_a_missing_path_is_named_in_a_column_of_nullable_text(tmp_path, column):
         ValueError, match=f"the column {column} holds a value that is not a path\n  found: <NA>\n"
     ) as error:
         pack(table, tmp_path / "out", masks="mask", **QUIET)
-    assert error.value.fix == f"drop the rows without one: table.dropna(subset=[{column!r}])"
+    assert error.value.fix == f"drop the rows without a path: table.dropna(subset=[{column!r}])"
 
 
 @pytest.mark.parametrize("name", ["T.TSV", "t.Tsv.GZ", "t.csv.tsv"])

@@ -474,7 +474,7 @@ DAMAGE = {
 DAMAGED_IMAGES = {
     "a bit in the first image": (
         lambda c, o: flip(c / "images.npy", 128),
-        "in 1 of 3 blocks; the first has the images 0 to 1,023",
+        "1 of 3 blocks of images.npy are not what was written; the first has the images 0 to 1,023",
     ),
     "a bit in the last image": (
         lambda c, o: flip(c / "images.npy", -1),

@@ -297,7 +297,7 @@ def test_a_window_is_refused_for_images_of_eight_bits(what):
     for number, options in enumerate(({}, {"size": 16})):
         with pytest.raises(
             (ValueError, OSError),
-            match="(?s)window= is for images of more than 8 bits.*leave window out",
+            match="(?s)window= is for images of more than 8 bits.*a separate pack, without window=",
         ):
             quietly(source, f"{number}", options=tpukit.PackOptions(window=(0, 128)), **options)
         quietly(source, f"{number}", **options)

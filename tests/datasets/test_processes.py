@@ -1,5 +1,6 @@
 """Work in fresh processes: one bar, failures raised as if they had happened here, and nothing is left behind."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -38,6 +39,8 @@ def stumble(job):
 def leave(job):
     sys.exit(3)
 
+without_a_name = lambda job: None
+
 def die(job):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,6 +62,9 @@ def run(tmp_path, monkeypatch):
         "tpukit.datasets.processes.subprocess", subprocess
     )  # fresh ones, see tests/helpers/forks.py
     (tmp_path / "tasks.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tasks", raising=False)
+    tasks = importlib.import_module("tasks")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     def call(task, jobs, **options):
@@ -69,7 +75,7 @@ def run(tmp_path, monkeypatch):
             "folder": tmp_path,
             "progress": "off",
         }
-        run_in_processes(f"tasks:{task}", jobs, environ=environ, **usual | options)
+        run_in_processes(getattr(tasks, task), jobs, environ=environ, **usual | options)
 
     return call
 
@@ -94,7 +100,7 @@ FAILURES = {
     ),
     "leave": (RuntimeError, "a process of 'try' ended with status 3"),
     "die": (RuntimeError, "a process of 'try' ended with status -9"),
-    "no_such_task": (RuntimeError, "has no attribute 'no_such_task'"),
+    "without_a_name": (RuntimeError, "has no attribute '<lambda>'"),
 }
 
 
@@ -120,7 +126,8 @@ def test_processes_end_with_the_one_that_started_them(run, tmp_path, how):
     code = f"""
         from tpukit.datasets.processes import run_in_processes
         jobs = [{str(tmp_path / "a.pid")!r}, {str(tmp_path / "b.pid")!r}]
-        run_in_processes("tasks:wait", jobs, label="wait", total=2, done=lambda: 0, folder={str(tmp_path)!r})
+        import tasks
+        run_in_processes(tasks.wait, jobs, label="wait", total=2, done=lambda: 0, folder={str(tmp_path)!r})
     """
     call = [sys.executable, "-c", textwrap.dedent(code)]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -193,7 +200,7 @@ def test_a_process_has_the_path_and_the_plugins_of_this_one(tmp_path, monkeypatc
     raw8.register()
     job = {"image": str(image), "file": str(tmp_path / "seen")}
     run_in_processes(
-        "raw8_plugin:opens",
+        raw8.opens,
         [job],
         label="open",
         total=1,

@@ -159,7 +159,8 @@ def done(fix: str, to: Path):
     from tpukit.datasets import pack
 
     cell = {"glob": glob, "os": os, "pandas": pandas, "pack": pack, "to": to}
-    *before, call = re.split(r"; or |, one folder", fix)[0].split("; ")
+    fix = fix.removeprefix("to pack the images without the masks: ")
+    *before, call = re.split(r"; or |\n *or, |, one folder", fix)[0].split("; ")
     for line in before:
         exec(line, cell)
     return eval(call.replace("...", "to, progress='off'", 1), cell)

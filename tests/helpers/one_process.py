@@ -1,7 +1,6 @@
 """Packs and caches made in the test's own process: of few images, most of the time is the start of a Python."""
 
 import contextlib
-import importlib
 import io
 import itertools
 import json
@@ -10,14 +9,13 @@ from types import SimpleNamespace
 from unittest import mock
 
 
-def _run(task: str, jobs: list, feeds=(), **_) -> None:
-    module, function = task.split(":")
+def _run(task, jobs: list, feeds=(), **_) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # a process that ends closes its files
         for job, feed in itertools.zip_longest(jobs, feeds, fillvalue=()):
             read = SimpleNamespace(buffer=io.BytesIO(b"".join(feed)))
             with mock.patch("sys.stdin", read):
-                getattr(importlib.import_module(module), function)(json.loads(json.dumps(job)))
+                task(json.loads(json.dumps(job)))
 
 
 @contextlib.contextmanager

@@ -71,6 +71,11 @@ def test_a_table_without_positions_or_with_other_probabilities_is_refused():
         pe.show_exams(table, chances[:5])
 
 
+def test_a_figure_has_at_least_one_exam():
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
+        pe.show_exams(*a_table([1, 0]), limit=0)
+
+
 def test_attention_is_drawn_and_how_much_of_it_lies_on_an_embolus_is_said(tmp_path):
     table, chances = a_table([4, 0])
     weights = np.where(table.pe_present_on_image == 1, 3.0, 1.0)  # 12 of 18 lie on the embolus

@@ -309,6 +309,12 @@ def test_what_cannot_be_had_is_refused(configs, options, message):
         quietly(lambda core, config: config, configs, **options)
 
 
+def test_the_number_of_jobs_at_a_time_may_be_numpys():
+    numpy = pytest.importorskip("numpy")
+    done = quietly(lambda core, config: config, [1, 2], cores=numpy.int64(2), backend="cpu")
+    assert done.results == [1, 2]
+
+
 def test_more_jobs_at_a_time_than_chips_are_refused():
     refused = pytest.raises(
         ValueError,

@@ -135,7 +135,7 @@ def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interr
 
 @pytest.mark.parametrize("loggers", ["wandb", ["wandb"], 3])
 def test_what_is_no_function_is_refused_before_anything_starts(loggers):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="loggers takes a function of a row, or a list of such"):
         quietly(log_three, loggers=loggers)
 
 

@@ -206,8 +206,8 @@ class Averaged(MeanSquaredError):
         (lambda outputs, targets: outputs.mean(), "right is a function"),
         (
             Averaged(),
-            "Averaged takes the plain mean of 'mean' over the cores, and does not weight it by "
-            "their numbers of samples",
+            "Averaged takes the plain mean of 'mean' over the cores, although cores may "
+            "have different numbers of samples",
         ),
     ],
 )

@@ -16,6 +16,13 @@ def test_a_run_with_the_same_settings_goes_on_in_its_folder(tmp_path):
     assert json.loads(file.read_text()) == {**SETTINGS, "mean": [0.5, 0.25]}
 
 
+def test_a_setting_that_is_not_a_number_equals_itself(tmp_path):
+    for _ in range(2):
+        keep_settings(tmp_path / "run", {"fill": float("nan"), "sizes": [1, float("nan")]})
+    with pytest.raises(ValueError, match="fill nan, asked for 0"):
+        keep_settings(tmp_path / "run", {"fill": 0, "sizes": [1, float("nan")]})
+
+
 def test_a_run_with_other_settings_is_refused_and_what_differs_is_named(tmp_path):
     file = keep_settings(tmp_path / "run", SETTINGS)
     before = file.read_bytes()

@@ -176,3 +176,26 @@ def test_a_url_does_not_become_a_folder_of_this_machine(tmp_path, monkeypatch, b
     with pytest.raises(WorkerError, match="must be a folder on this machine, got 'gs://bucket"):
         saved(folder, lambda scores: scores, torch.float32, backup_dir)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("count", "piece", "text"),
+    [(0, 4, "the dataset has no samples"), (11, 0, "piece must be at least 1, got 0")],
+)
+def test_no_samples_and_pieces_of_none_are_refused(tmp_path, count, piece, text):
+    from tpukit import WorkerError
+
+    def none(core):
+        numbers = torch.utils.data.TensorDataset(NUMBERS[:count])
+        predict_to(tmp_path, core, core.model(Twice(2.0)), numbers, batch_size=2, piece=piece)
+
+    with pytest.raises(WorkerError, match=text):
+        launch(none, cores=1, backend="cpu", progress="off")
+
+
+def test_a_home_folder_is_the_one_of_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run("~/features", 2.0, 99, "~/backup")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "features"]
+    assert len(read_predictions("~/features")["sums"]) == 11

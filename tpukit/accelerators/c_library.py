@@ -51,12 +51,12 @@ def compiled(
     headers: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Return the path of a compiled library or program; compile it in the first call.
+    """Return the path of a compiled library or program; compile it if no such file exists.
 
     The file's name contains a hash of the sources, the headers, the options and the compiler's
     version. So a new tpukit or a new compiler makes a new file. The C code has this hash as the
-    macro SOURCES. Several processes may call this at the same time: each compiles, and no process
-    sees an incomplete file.
+    macro SOURCES. Several processes may call this function at the same time: no process gets the
+    path of an incomplete file.
 
     Args:
         name: the name of the file, without the hash. "NAME.so" makes a library; a name without a
@@ -104,9 +104,9 @@ def _key(compiler: str, flags: Iterable[str], files: Iterable[Path]) -> str:
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for compiled code; create it if it does not exist.
 
-    Its files are loaded as code. So it is the first of these folders that only this user can write
-    to: XDG_CACHE_HOME/tpukit, or without this variable HOME/.cache/tpukit; then a folder in the
-    temporary folder.
+    It is XDG_CACHE_HOME/tpukit; without this variable, HOME/.cache/tpukit. If other users can write
+    to that folder, or this user cannot, it is a folder of this user in the temporary folder. Only
+    this user may write, because tpukit loads the files as code.
 
     Raises:
         BuildError: none of the folders can be used.

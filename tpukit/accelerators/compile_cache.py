@@ -34,9 +34,9 @@ _WAITING = 3  # keeper.c's number for the state "waiting for another process to 
 
 
 class Done(ctypes.Structure):
-    """The counts of one process of the launch, in shared memory.
+    """The programs that one process of the launch has compiled and loaded, in shared memory.
 
-    `keeper.c` defines the same struct and writes its fields.
+    `keeper.c` defines the same struct and writes the fields.
     """
 
     _fields_ = [
@@ -50,7 +50,7 @@ class Done(ctypes.Structure):
     _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
 
     def now(self) -> tuple[str, bool]:
-        """Return the current activity as a text, and whether it is to wait for another process."""
+        """Return the current activity in words, and True if it is a wait for another process."""
         doing = self.doing
         return self._WORDS[doing], doing == _WAITING
 
@@ -80,9 +80,9 @@ class CompileCache:
     page: int = 0
 
     def enter(self) -> Done:
-        """Make torch_xla load the C library instead of its plugin; return this process's counts.
+        """Make torch_xla load the C library, which loads libtpu; return this process's `Done`.
 
-        Call it in a worker before its XLA client starts.
+        Call this method in a worker, before the XLA client of the worker starts.
         """
         # torch_xla 2.8 and 2.9 read TPU_LIBRARY_PATH when the client starts. Their import has set
         # PTXLA_TPU_LIBRARY_PATH to the path of libtpu.

@@ -9,10 +9,9 @@ from tpukit.essentials.launcher import Core, Hosts, LaunchOptions, Run, refuse_c
 def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object) -> Run:
     """Run `fn(core, *args)` on every core of this host, as a part of a run over several hosts.
 
-    Call it on every host, with the same arguments except for `hosts`. `tpukit.cloud.ray_train`
-    finds the hosts and calls it on each host. `core.rank` and `core.world_size` count the cores of
-    all hosts. If a core waits for another host, it is not reported as stalled, because only the
-    other host knows the state of its cores.
+    Call this function on every host, with the same arguments except for `hosts`.
+    `tpukit.cloud.ray_train` does that. `core.rank` and `core.world_size` count the cores of all
+    hosts. tpukit does not report a core as stalled while the core waits for another host.
 
     Args:
         hosts: the number of this host, the number of hosts, and the address at which they connect.

@@ -26,7 +26,7 @@ class Programs:
         device: the XLA device of this core.
 
     Attributes:
-        seed_id: torch_xla's id of the input with the seed of a program's random numbers.
+        seed_id: torch_xla's id of a program's input that is the seed of random numbers.
     """
 
     def __init__(self, device):
@@ -38,7 +38,7 @@ class Programs:
         self._compiled: set[bytes] = set()
 
     def compile(self, outputs: list) -> tuple[bytes, list[tuple[int, object]]]:
-        """Compile the program that computes tensors, if it is new.
+        """Compile the program that computes tensors, unless this object has compiled it before.
 
         Args:
             outputs: tensors that are recorded but not computed yet, in the order of their ids.
@@ -66,11 +66,9 @@ class Programs:
         return self._api._check_tensor_need_materialization(tensors)
 
     def held_twice(self, tensors: list) -> bool:
-        """Return whether a tensor outside the list, such as a `detach()`, shares memory with these.
-
-        A replayed step would update only one of the two tensors. Both have the same id, so only the
-        reference count of their storage shows that there are two.
-        """
+        """Return whether other tensors share memory with these, such as the result of `detach`."""
+        # A replayed step would update only one of the two tensors. Both have the same id, so only
+        # the reference count of their storage shows that there are two.
         import torch
 
         storages = [one.untyped_storage() for one in tensors]

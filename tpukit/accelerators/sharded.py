@@ -37,7 +37,7 @@ _LARGE_SHARE = 0.01
 
 
 class ShardedTpu(Tpu):
-    """The backend of all chips as one core. With a single rank, collectives return at once."""
+    """The backend that joins all chips to one core, so collectives have nothing to exchange."""
 
     def __init__(self, chips: int) -> None:
         import numpy
@@ -64,15 +64,14 @@ class ShardedTpu(Tpu):
         torch.nn.modules.module.register_module_forward_hook(self._keep_batch_sharded)
 
     def place(self, tensors: list) -> list:
-        """Mark how each tensor is divided over the chips, before it is sent to them.
-
-        Small tensors are marked, too, as whole. The first step returns them with this mark. If
-        they entered it without the mark, the second step would need another graph.
+        """Mark each tensor as sharded over the chips, or as whole, before it is sent to the chips.
 
         Returns:
             the large tensors that cannot be sharded, because the number of chips divides none of
             their dimensions.
         """
+        # A step returns all tensors with a mark. If a tensor had none before the first step, the
+        # second step would need another graph. So small tensors are marked, too.
         whole = []
         for tensor in tensors:
             if tensor.device.type != "xla":
@@ -224,7 +223,8 @@ def choose_sharded(
 ) -> Topology:
     """Return the topology of a launch with `shard`: one process with all chips of the host.
 
-    On CPUs, and on one core, it is the topology of a launch on one core, which shards nothing.
+    On CPUs, and on a machine with one core, the result is the topology of a launch on one core.
+    Such a launch shards nothing.
 
     Args:
         shard: `shard` of `launch`, "fsdp".

@@ -53,13 +53,14 @@ class TorchTpuProcess(Cpu):
     def take_environment(self) -> None:
         """Set the environment variables with this process's chip and all processes' addresses.
 
-        TorchTPU needs the same addresses in every process. Core 0 chooses them and sends them to
-        the others through the store of torch.distributed. The kernel's environment does not change,
-        so each launch has new ports.
+        Core 0 chooses the addresses and sends them to the other cores.
 
         Raises:
-            InvalidValueError: the addresses are those of another number of processes.
+            InvalidValueError: the environment has addresses already, and their number is not the
+                number of processes.
         """
+        # TorchTPU needs the same addresses in every process. The kernel's environment does not
+        # change, so each launch has new ports.
         if self.rank == 0:
             self.store.set("launch environment", json.dumps(self.launch_environment()))
         shared = json.loads(self.store.get("launch environment"))
@@ -182,7 +183,7 @@ class TorchTpuRuntime(CpuRuntime):
         if cores not in (None, 1, machine.cores):
             raise InvalidValueError(
                 f"cores={cores} is not supported: TorchTPU uses 1 core or all {machine.cores}",
-                found=f"{machine.chips} {machine.generation} chips; it has "
+                found=f"{machine.chips} {machine.generation} chips; TorchTPU has "
                 f"no layout for {cores} of {machine.cores} cores",
                 fix=f"cores=1, or leave cores out for all {machine.cores}",
             )
@@ -202,7 +203,7 @@ class TorchTpuRuntime(CpuRuntime):
             raise InvalidValueError(
                 f"device={topology.device_number} is not supported: a run of one process on "
                 "TorchTPU gets the first chip",
-                found="TorchTPU documents no way to choose another",
+                found="TorchTPU documents no way to choose another chip",
                 fix="device=0; or cores=None for all chips",
             )
         # Only the workers may load torch_tpu, and not the kernel. It reads some variables only
@@ -243,11 +244,10 @@ class TorchTpuCpuRuntime(CpuRuntime):
 
 
 def load_torch_tpu() -> None:
-    """Load torch_tpu as `import torch` does by default.
+    """Load torch_tpu; tpukit has switched off its automatic loading by `import torch`.
 
     Raises:
-        TpukitRuntimeError: torch_tpu finds no chip, or lacks a part that tpukit uses. Without a
-            chip, the first tensor would end the process by SIGABRT, without a message.
+        TpukitRuntimeError: torch_tpu finds no chip, or lacks a part that tpukit uses.
     """
     import torch
 
@@ -261,6 +261,7 @@ def load_torch_tpu() -> None:
     for place in INSIDES:
         inside(place)
     accelerator = torch.accelerator.current_accelerator()
+    # Without a chip, the first tensor would end the process by SIGABRT, without a message.
     if accelerator is None or accelerator.type != "tpu":
         raise TpukitRuntimeError(
             "TorchTPU finds no chip that it can open",
@@ -291,6 +292,6 @@ def inside(place: str):
         raise TpukitRuntimeError(
             f"torch_tpu {metadata.version('torch_tpu')} has no "
             f"{name} in {module}, which tpukit uses",
-            found=f"{error}; torch_tpu {SEEN} has it",
+            found=f"{error}; torch_tpu {SEEN} has this part",
             fix=f"update tpukit; or, in a separate environment, pip install torch_tpu=={SEEN}",
         ) from error

@@ -26,9 +26,9 @@ _UNLIMITED = 2**20  # the most open shards of a process, if the system sets no l
 
 
 def row_type(labels: int):
-    """Return the dtype of an index row, with the fields "row", "group" and "labels".
+    """Return the dtype of the index row that a shard stores before each image.
 
-    "row" is the image's row in the source, and "group" is the number of its group.
+    Its fields are "row" (in the source), "group" (the number of the image's group) and "labels".
 
     Args:
         labels: the number of labels per image.
@@ -86,18 +86,18 @@ class _Place(NamedTuple):
 
 
 class Shards:
-    """The records of several files as one sequence, which can be pickled and forked.
+    """The records of several files as one sequence.
 
-    Each process opens its own files.
+    A `Shards` can be pickled, and used after a fork: each process opens the files itself.
 
     Args:
         files: the shards, in the order of their records.
         counts: the number of records in each file.
         rows: (N,) array with the dtype of `row_type`. Record i must begin with the bytes of row i.
-        at_once: True to read all records of a file with one native call, whose threads read from a
-            slow drive in parallel; not in a forked process, see `_home`. False to read one record
-            per call. If the files are in memory, False takes less than half of the processor time
-            (11 instead of 28 us for 18 KB).
+        at_once: True to read the requested records of a file with one native call, which reads
+            from a slow drive in parallel. False to read one record per call, as a forked process
+            always does. If the files are in memory, False takes less than half of the processor
+            time (11 instead of 28 us for 18 KB).
     """
 
     def __init__(self, files: list[Path], counts: list[int], rows, *, at_once: bool):
@@ -113,10 +113,10 @@ class Shards:
         return {**self.__dict__, "_readers": defaultdict(OrderedDict)}
 
     def read(self, numbers) -> list[bytes]:
-        """Return the records with these numbers, including the index row before each image.
+        """Return the records with these numbers. A record is an index row, then the image's bytes.
 
         Args:
-            numbers: (n,) int, from 0 to N - 1 over all shards, in any order.
+            numbers: (n,) int in any order. The records of all shards are numbered 0 to N - 1.
 
         Raises:
             OSError: a record is damaged, or does not begin with its index row. The message names

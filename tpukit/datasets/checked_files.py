@@ -11,13 +11,13 @@ from tpukit.essentials.environment import write_whole
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file. After a power cut it is complete, or it is as before, for example absent."""
+    """Write a file completely or not at all, even if the power fails."""
     with write_whole(file) as written:
         written.write(data)
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove unfinished files of `write_whole`. No process may write to the folder meanwhile."""
+    """Remove temporary files of interrupted writes. No process may write to the folder now."""
     # Not "*.part", because other programs have files with this ending.
     for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)

@@ -25,17 +25,16 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
     The file is a JPEG, a PNG or of another kind that Pillow can open.
     The image is turned as its EXIF orientation says, transparent pixels become white, and only the
     first of several pages or frames is decoded. If `pack` stored a mask with the file, the result
-    is (H, W, 4): the fourth channel has the mask's class numbers, those of the nearest pixels.
+    is (H, W, 4). The fourth channel has class numbers: the mask, resized by nearest neighbour.
 
     With `exact`, the pixels are equal to those of
     `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
-    `exact`, the JPEG decoder first scales the image to an eighth, two eighths or more of its own
-    size: to the smallest of these that is at least `size`. Pillow's bilinear filter does the rest.
-    This is three times as fast, and the pixels differ by 1.6 grey levels on average (from 256 to
-    128 pixels).
+    `exact`, the JPEG decoder first scales height and width by n/8, with the smallest n whose
+    result is at least `size`. Pillow's bilinear filter does the rest. This is three times as fast.
+    The pixels differ from Pillow's by 1.6 grey levels on average (scaled from 256 to 128 pixels).
 
-    `decode` calls a JPEG damaged if libjpeg gives a warning. Pillow alone does not notice all
-    damage: it opened all of 101 JPEGs in whose data 512 bytes had been set to zero.
+    `decode` raises ValueError if libjpeg warns of a damaged JPEG. Pillow alone overlooks such
+    damage: it opened all of 101 JPEGs with 512 bytes set to zero.
 
     Args:
         data: the bytes of the file.
@@ -52,7 +51,7 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
     Raises:
         ValueError: the image is damaged; Pillow cannot open this kind of file; the image has more
-            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; `form` is not for such an image, see
+            pixels than `PIL.Image.MAX_IMAGE_PIXELS`; `form` does not fit the image, see
             `to_form`; or `out` does not have the shape of the result.
     """
     sides = image_size(size)
@@ -198,7 +197,7 @@ def _decode_any(data: bytes, form: PixelForm):
             is_opened = True
             _check_pixels(*file.size)
             if file.format == "GIF" and not _has_gif_blocks(data):
-                raise _not_whole("its blocks do not lead to the end of the GIF", data)
+                raise _not_whole("a block of the GIF is damaged, or its end is missing", data)
             if file.format == "PNG" and not _has_png_checksums(data):
                 raise _not_whole("a checksum of the PNG is wrong, or its end is missing", data)
             return to_form(file, form)

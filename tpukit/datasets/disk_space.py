@@ -3,7 +3,7 @@
     stored as        estimate in bytes
     files            count * (the mean size of 256 files + 2 standard errors + 60)
     pixels           count * height * width * the bytes per pixel; twice that for a stream
-    DICOM slices     as for files, with the sizes of slices that `PackSource.weight` encodes
+    DICOM slices     as for files, with the sizes of some encoded slices
 
 If the disk is too small, the error suggests a smaller size, another disk, or fewer images.
 """
@@ -84,10 +84,11 @@ class Room:
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
         """Return the folder to pack into, and print it if it is not the first.
 
-        If a folder already has this pack, finished or not, `choose` returns the first such folder.
-        Otherwise, if the first of all folders has another pack, `choose` returns that folder, and
-        the caller raises an error. Otherwise `choose` returns the first folder that has no other
-        pack, can be written to and has enough free disk. If there is none, it returns the last.
+        `choose` tries these rules in turn:
+        1. A folder that has this pack already, finished or not.
+        2. The first of `targets`, if it has another pack. The caller then raises an error.
+        3. A folder without another pack that can be written to and has enough free disk.
+        4. The last of `targets`.
 
         Args:
             targets: the folders in the order of the user's preference; then the same folders with
@@ -125,8 +126,8 @@ class Room:
 
         Args:
             target: the folder of the pack.
-            stored: True if the items of a stream are stored already, and only the packed copy is
-                still to be written.
+            stored: True if `pack` has stored the items of a stream on this disk, and needs space
+                only for the packed copy.
         """
         if stored:
             written = _bytes_in(target.work / "items")
@@ -193,15 +194,15 @@ class Room:
         if size is not None:
             height, width = image_size(size)
             return count * height * width * self._bytes_per_pixel(plan)
-        if described.weight:
-            at_most = count * described.weight.at_most(plan)
+        if described.encoded:
+            at_most = count * described.encoded.bytes_at_most(plan)
             if at_most < min(enough, _NOT_WORTH_A_SAMPLE):
                 return 0
         key = repr(plan)
         if key not in self._mean_sizes:
             # To encode a sample of slices takes seconds, so `check` and the message reuse it.
-            if described.weight:
-                sizes = described.weight.sample(plan)
+            if described.encoded:
+                sizes = described.encoded.sample_bytes(plan)
             else:
                 sizes = self._sizes()
             self._mean_sizes[key] = _mean(sizes)
@@ -239,7 +240,7 @@ class Room:
         described = self._described
         count = described.count
         ways = []
-        if described.weight:
+        if described.encoded:
             ways += self._smaller_forms(target.plan, free)
         elif count:
             pixels = free / count / self._bytes_per_pixel(target.plan)
@@ -264,11 +265,11 @@ class Room:
     def _smaller_forms(self, plan: dict, free: int) -> list[str]:
         """Return arguments of `pack_dicom`, as code, each of which makes the pack small enough.
 
-        `weight.smaller` proposes several values of an argument. The result has the first of them
+        `EncodedSource.smaller` proposes several values of an argument. The result has the first
         that makes the pack small enough.
         """
         forms = {}
-        for name, code, change in self._described.weight.smaller(plan):
+        for name, code, change in self._described.encoded.smaller(plan):
             if name not in forms and (self._bytes({**plan, **change}) or 0) <= free:
                 forms[name] = code
         return list(forms.values())

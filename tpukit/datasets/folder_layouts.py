@@ -107,7 +107,7 @@ def _refuse_copies(layout: _Layout) -> None:
         if len(below) > 1 and name not in below and below <= inside.keys():
             deeper = os.path.join(folder, name)
             raise InvalidValueError(
-                f"{deeper} has folders named like the class folders of {folder}",
+                f"{deeper} does not look like a class: its sub-folders have the names of classes",
                 found=_list(sorted(below)),
                 fix=f"pack({deeper!r}, ...), one folder deeper; or classes={_all(layout)}",
             )
@@ -395,12 +395,13 @@ def _refuse_masks(layout: _Layout) -> None:
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(
-        f"{len(pairs):,} images of {layout.folder} have their masks beside them, "
-        "which are not images of a class",
+        f"masks cannot be packed as images of a class: {layout.folder} has masks of "
+        f"{len(pairs):,} images in the folders of the classes",
         found=f"{image} and {mask}",
-        fix=f"images = [file for file in {_files(layout)} "
+        fix=f"to pack the images without the masks: images = [file for file in {_files(layout)} "
         f"if {inside!r} not in os.path.basename(file)]; "
         f"{_parts_of_paths(layout.folder, 'images')}; "
         'pack(pandas.DataFrame({"path": images, "label": [part[0] for part in parts]}), ..., '
-        f'labels="label", classes={classes}); or classes={_all(layout)}',
+        f'labels="label", classes={classes})\nor, to pack the masks as images, too: '
+        f"pack(..., classes={_all(layout)})",
     )

@@ -62,17 +62,16 @@ def find_outlived(
     Args:
         source: the path of the folder or CSV file that does not exist.
         places: the folders in which the pack may be.
-        root: the argument of `pack`.
-        plan: the entries of the plan that do not depend on the source.
+        root: as for `pack`.
+        plan: the settings of the pack that do not depend on the source.
         arguments: the result of `arguments_of`.
 
     Returns:
         The pack; None if no folder has a finished pack.
 
     Raises:
-        FileNotFoundError: the pack was made from another source, or its images were in another
-            folder.
-        FileExistsError: the pack was made with other arguments.
+        FileNotFoundError: the finished pack is of another source, or of images in another folder.
+        FileExistsError: the finished pack was made with other arguments.
     """
     refused = None
     for place in places:

@@ -42,7 +42,7 @@ _SPARE_MEMORY = 1 / 4
 
 @dataclass(frozen=True)
 class Space:
-    """The free bytes of disk and memory. For None, the values of this machine are read."""
+    """The free bytes of disk and memory; None for the values of this machine."""
 
     disk: int | None = None
     memory: int | None = None
@@ -60,24 +60,24 @@ def cached_images(
     """Open or build a cache of decoded images if memory and disk can hold it; print the choice.
 
     To read an image from a cache is thirty times as fast as to decode it, so a cache saves time
-    from the second epoch on. It takes height * width * channels bytes per image. If memory or disk
-    is too small, the images are decoded in every epoch. The same pack gives a cache with the same
-    bytes. If the call is interrupted, even by a reboot, the same call continues.
+    from the second epoch on. A cache takes height * width * channels bytes per image. If memory or
+    disk is too small, the images are decoded in every epoch. The same pack gives a cache with the
+    same bytes. If a call is interrupted, even by a reboot, repeat it to continue.
 
     Args:
         packed: the result of `pack`.
         size: height and width in pixels, one number for both or (height, width).
         folder: a new or empty folder, or one in which the same cache was begun or finished. None
-            for the folder `<pack>-cache-<size>` next to the pack. If nothing can be written there,
-            as in Kaggle's /kaggle/input, or its disk is too small, the cache is in the system's
-            temporary folder. The cache leaves at least 4 GiB of the folder's disk free.
+            for the folder `<pack>-cache-<size>` next to the pack. If nothing can be written next
+            to the pack, as in Kaggle's /kaggle/input, or the disk is too small, the cache is in the
+            system's temporary folder. At least 4 GiB of the disk stay free.
         workers: the number of processes that decode; None for one per CPU.
         progress: as for `pack`.
         exact: True for exactly the pixels of Pillow; see `decode`.
 
     Returns:
-        A `CachedImages`. If memory or disk is too small, a `PackedImages` of this size. Its JPEG
-        decoder scales the images, so its pixels are close to those of an exact cache, not equal.
+        A `CachedImages`; or, if memory or disk is too small, a `PackedImages` of this size. The
+        latter decodes without `exact`, so its pixels are not quite those of an exact cache.
 
     Raises:
         FileExistsError: the folder contains other files.
@@ -318,7 +318,7 @@ def _build(target: CacheFolder, packed: PackedImages, workers: int, progress: st
         jobs.append({**job, "note": f"done-{rank}.txt", "blocks": left[rank::workers]})
     if left:
         run_in_processes(
-            "tpukit.datasets.image_cache:_work",
+            _work,
             jobs,
             label=f"decode images at {size_in_words(target.plan['size'])} pixels",
             total=layout.count,

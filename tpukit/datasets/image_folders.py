@@ -37,10 +37,10 @@ class FoundFiles:
         label_names: the names of the L labels.
         classes: if the label is a class number, the name of each class; else [].
         groups: (N,) int32, the number of each image's group; None without groups.
-        group_names: the names of these numbers.
+        group_names: the name of each group, in the order of the numbers.
         mask_names: the paths of the masks; or [].
-        images, masks: the images and masks in the cells of a table; [] if the cells are paths.
-        left_out: the number of files in the folder that are not images, by their ending.
+        images, masks: the contents of a table's cells; [] if the cells are paths.
+        left_out: for each ending, the number of files in the folder that are not images.
     """
 
     names: list[str]
@@ -74,9 +74,10 @@ def find_images(
 
     Args:
         folder: the folder with one folder per class.
-        classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2
-            before 10. A class without a folder keeps its number, so that a class has the same
-            number in training and validation. A folder without any file is a class without images.
+        classes: the classes in the order of their numbers; None for the sub-folders in
+            natural order (2 before 10). A class without a folder keeps its number, so that a class
+            has the same number in training and validation. A folder without any file is a class
+            without images.
         without: a folder to leave out.
 
     Raises:

@@ -50,8 +50,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
         form: the mode and the window. For the mode "RGB" or "L", a window (low, high) converts an
             image of more than 8 bits to 8: values up to `low` become black, and values from `high`
             on become white. If the window is None, an image of 16 bits has the window (0, 65535),
-            so that no value is clipped. A window does not change an image of 8 bits; callers refuse
-            it with `refuse_window` or `no_window`.
+            so that no value is clipped. For an image of 8 bits, `to_form` ignores the window. A
+            caller that does not allow this uses `refuse_window` or `no_window`.
 
     Returns:
         A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).
@@ -99,7 +99,8 @@ def _with_16_bits(image):
     if image.mode not in (*_SIXTEEN, "I"):
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, and this is a {kind}',
-            fix='options=tpukit.PackOptions(mode="L"), and pack such images by themselves',
+            fix=f"pack images of mode {image.mode} into a separate pack: "
+            'pack(..., options=tpukit.PackOptions(mode="L"))',
         )
     values = numpy.asarray(upright(image))
     check_16_bits(values)
@@ -131,7 +132,7 @@ def no_window(kind: str) -> InvalidValueError:
     """Return the error for an image of 8 bits, for which a window is not supported."""
     return InvalidValueError(
         f"window= is for images of more than 8 bits, and this image has 8 bits: {kind}",
-        fix="leave window out, and pack images of 8 bits by themselves",
+        fix="pack images of 8 bits into a separate pack, without window=",
     )
 
 
@@ -164,8 +165,8 @@ def _from_numbers(image, window: tuple[float, float] | None, *, file_format: str
 def coded(image) -> list:
     """Return Pillow's `tile` list of an image's file; [] for an image in memory.
 
-    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Pillow
-    empties the list when it reads the pixels. So call `coded` before that: it keeps the list.
+    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Call
+    `coded` before Pillow reads the pixels and empties `tile`; later calls still return the list.
     """
     if getattr(image, "tile", None):
         image.tile_before_load = image.tile
@@ -248,9 +249,10 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def brightest(image) -> int:
-    """Return the largest value, without opacity, of an image of more than 8 bits; else 0.
+    """Return the largest value of an image of more than 8 bits; 0 for 8 bits or floats.
 
-    The result is 0 for floats too. For several channels of 16 bits, it is up to 255 too high.
+    The alpha channel of a file does not count. Of several channels of 16 bits, Pillow reads only
+    the upper 8 bits, so the result is up to 255 too high.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.

@@ -43,7 +43,8 @@ _FIX = (
 class Columns:
     """The columns of a table, or the keys of dicts, that have images, labels and masks.
 
-    All fields but `form` and `own` have the names of arguments of `pack` or of `PackOptions`.
+    `form` is the form of the pixels, and `own` has the dataset's own names of the classes. The
+    other fields are arguments of `pack` or of `PackOptions`.
     """
 
     path: object = None
@@ -139,8 +140,8 @@ def _split_tuple(item) -> _Parts:
     if item is None:
         raise InvalidTypeError(
             "None, which some datasets return for a damaged image",
-            fix='raise an error in __getitem__ instead: pack(..., damaged="skip") leaves such '
-            "items out and lists them",
+            fix="raise an error in __getitem__ instead; then, to leave such items out and list "
+            'them: pack(..., damaged="skip")',
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")
@@ -180,10 +181,10 @@ def _check_mask(mask, image) -> None:
     are_rows = sides is not None and width in (2, 4, 5) and width not in sides
     if are_rows or 1 in mask.shape:
         raise InvalidValueError(
-            f"the array of shape {tuple(mask.shape)} beside the image is not a mask of it; it "
-            "may be boxes, points or one-hot labels",
-            fix="labels must be one row per image, equally long for all images: "
-            "boxes.reshape(-1), one_hot.argmax()",
+            f"the array of shape {tuple(mask.shape)} beside the image is not a mask, but may be "
+            "boxes, points or one-hot labels",
+            fix="for as many boxes or points in every image, one row of numbers: "
+            "boxes.reshape(-1); for one-hot labels, the class: one_hot.argmax()",
         )
 
 
@@ -206,7 +207,7 @@ def _stored_labels(labels: list, number: int, columns: Columns):
         raise InvalidValueError(
             f"label {values[0]:g} of item {number} is not one of the {len(names)} classes",
             found=f"classes 0 to {len(names) - 1}: {', '.join(names[:_SHOWN])}{more}",
-            fix="leave such items out; or classes=() stores the numbers as they are",
+            fix="leave such items out; or, to store the numbers as they are: classes=()",
         )
     if columns.own:  # the dataset's number becomes the position of the same name in classes=
         name = columns.own[int(values[0])]

@@ -87,9 +87,9 @@ class Items:
 
     Args:
         source: a dataset, or an iterable of items.
-        columns: the keys of the parts if items are dicts, and the form of images; None for the
-            defaults.
-        classes: a list of names that replace the dataset's own; None for its own, [] for none.
+        columns: if items are dicts, the keys of image, labels and mask; and the form of the images.
+            None for the defaults.
+        classes: names in place of the dataset's own; None for the dataset's own, [] for none.
 
     Attributes:
         length: the number of items; None if the source has no length.
@@ -100,8 +100,8 @@ class Items:
         classes: if the label is a class number, the name of each class, from the argument or the
             dataset; else [].
         has_masks: True if each item has a mask.
-        dark: for a stream, the brightest value of each image of 16 bits that is nearly black.
-        sizes: the number of bytes of each image that `digest` has read, before it is resized.
+        dark: for a stream, the largest value of each 16-bit image that a pack stores nearly black.
+        sizes: the number of bytes, before resizing, of each image that `digest` has read.
 
     Raises:
         ValueError: the source has no items, or its items are not images with labels.
@@ -179,8 +179,8 @@ class Items:
             raise InvalidValueError(
                 f"item {number} differs each time it is read, as with a random transform",
                 found="a pack would store one random draw, and every epoch would use it",
-                fix="pack the dataset without the transform; fit(..., "
-                "augment=tpukit.Augment(flip=0.5)) augments on the device",
+                fix="pack the dataset without the transform, and augment on the device: fit(..., "
+                "augment=tpukit.Augment(flip=0.5))",
             )
 
     def check(self, item, number: int) -> tuple:
@@ -219,8 +219,8 @@ class Items:
             raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
-                fix="return all images as bytes or all as arrays; if arrays differ in size, pass "
-                "the size of all: size=224",
+                fix="return all images as bytes or all as arrays; to resize all arrays to one "
+                "size: size=224",
             )
         stored = image if isinstance(image, bytes) else image.tobytes()
         return StoredItem(stored, labels, dark, shape=own_shape)
@@ -281,7 +281,7 @@ class Items:
             raise InvalidValueError(
                 "the dataset has classes that classes= does not name",
                 found=f"{first_few(left_out, 4)}; classes= {first_few(asked, 4)}",
-                fix="name all of them, in any order; classes=None takes the names of the dataset",
+                fix="name all classes, in any order; or, for the dataset's own names: classes=None",
             )
         if not own and are_other_numbers(asked):
             print(
@@ -291,9 +291,9 @@ class Items:
         return asked
 
     def read(self) -> Iterator[tuple]:
-        """Yield the number of each item and the item; `Failed` for an item that cannot be read.
+        """Yield (number, item) for each item; a `Failed` in place of an item that cannot be read.
 
-        An iterator cannot continue after an error, so a stream raises it by `Failed.stop`.
+        A stream cannot continue after an error, so there `read` raises the error instead.
         """
         if self.by_number:
             return self._read_by_number()
@@ -325,9 +325,9 @@ class Items:
     def digest(self) -> bytes:
         """Return a SHA-256 digest, by which a later call recognises the same items.
 
-        For a list, it covers all items. For a dataset, it covers the labels in its attributes and
-        at most a hundred items, because reading all items would take as long as packing them. For
-        a stream, it covers the first item.
+        For a list, the digest covers all items; for a stream, the first item. For a dataset, it
+        covers at most a hundred items, because reading all would take as long as packing them. It
+        also covers all labels that can be read without the images, such as `dataset.targets`.
         """
         if not self.by_number:
             chosen = [self.first]
@@ -462,8 +462,8 @@ class Failed:
         raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
-            fix='correct it; or, if the source has indices, pack(..., damaged="skip") leaves '
-            "such items out",
+            fix="correct the item; or, if the source has indices, leave such items out: "
+            'pack(..., damaged="skip")',
         ) from self.error
 
 
@@ -473,8 +473,8 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     Args:
         source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
         label: the key of the label if items are dicts; else None.
-        has_others: True if the caller has names of its own. Then, if the dataset's names contradict
-            its `class_to_idx`, the result is [], and no error is raised.
+        has_others: True if the caller has other names. Then the result is [] if `classes` and
+            `class_to_idx` contradict each other, and no error is raised.
 
     Raises:
         ValueError: `classes` and `class_to_idx` contradict each other, or two datasets that are
@@ -547,12 +547,12 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
     raise InvalidValueError(
         "classes and class_to_idx of the dataset contradict each other",
         found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
-        fix="classes=[...] names them in the order of their numbers",
+        fix="pass the names of the classes in the order of their numbers: classes=[...]",
     )
 
 
 def store_items(items: Items, folder: Path, size, *, progress: str | None):
-    """Write the items of a stream in their own order; return their labels, (N, L) float32.
+    """Write the items of a stream to a folder, in their own order; return (N, L) float32 labels.
 
     Raises:
         ValueError: an item is not like the first one.
@@ -632,7 +632,7 @@ class ReceivedItems:
     def receive(self, number: int) -> StoredItem:
         """Wait for the next item, which has this number, and return it.
 
-        `self[number]` then returns its image, but only once, and frees its memory.
+        Then `self[number]` returns the item's image once, and forgets the item.
         """
         item = pickle.load(self._stream)
         self._received[number] = item

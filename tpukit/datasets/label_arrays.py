@@ -25,7 +25,7 @@ _MISSING = "is missing"
 _INFINITE = "is no finite number as float32"
 _TOO_SMALL = "is too small for float32, which makes it 0"
 _TOO_LARGE = "is beyond 2**24, where float32 cannot store every whole number"
-_LEAVE_OUT = "leave identifiers out of labels=, as `PackedImages.rows` gives each image's row"
+_LEAVE_OUT = "leave identifiers out of labels=; `PackedImages.rows` gives each image's row"
 _FIXES = {
     _MISSING: "leave these rows out, or give them a number that your loss knows: table.fillna(-1)",
     _INFINITE: "leave these rows out, or divide the label by a constant",
@@ -55,9 +55,9 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite or not a number; or float32 would make it infinite
-            or 0; or it is an integer beyond 2**24; or it is a float of at most 2**53 without a
-            fraction, which float32 would round. Other floats are rounded.
+        ValueError: a value is missing, infinite or not a number; float32 would make it infinite or
+            0; an integer is beyond 2**24; or a float is a whole number up to 2**53 that float32
+            would round. All other floats are rounded.
     """
     import numpy
 
@@ -223,7 +223,7 @@ def _plain(name: str) -> float | str:
 def are_other_numbers(classes: Sequence[str]) -> bool:
     """Return whether all classes are numbers but differ from their positions.
 
-    Then the label 1 is ambiguous: it means the class "1" or the class at position 1.
+    Then the label 1 is ambiguous: it may mean the class "1" or the class at position 1.
     """
     if not all(map(_reads_as_number, classes)):
         return False
@@ -242,8 +242,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
             True, False and intervals are compared as text, such as "True".
 
     Returns:
-        The class numbers, (N,) float32, and the classes. If the column is not categorical,
-        `classes` is None, and no value is text except numbers in text, the result is None.
+        The class numbers, (N,) float32, and the classes. None if `classes` is None, and the column
+        is not categorical and has no words. Here text such as "7" is a number, not a word.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.
@@ -277,7 +277,7 @@ def _check_blank(values: list, words: set[str], name: str, classes) -> None:
         raise InvalidValueError(
             f"label {name!r} of row {row} is blank",
             found=f"{len(words) - len(blank)} other values that are words",
-            fix=f"leave such rows out: {others}; or name the blank in classes=",
+            fix=f"leave such rows out: {others}; or, if the blank is a class, list it in classes=",
         )
 
 
@@ -307,7 +307,7 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
                 found=f"{value!r} among {', '.join(classes[:4])}",
                 fix=f"leave such rows out: table.dropna(subset=[{name!r}]); "
                 'or, if a class has the name "None", which pandas reads as missing: '
-                f"{read_again}, ..., root=folder of the file)",
+                f"{read_again}, ..., root=os.path.dirname(file))",
             )
         if value not in numbers:
             more = ", ..." if len(classes) > _SHOWN else ""
@@ -345,15 +345,15 @@ def _refuse_tags(words: set[str], name: str, count: int) -> None:
                 f"label {name!r} holds several words at once, as {divided[0]!r}",
                 found=f"{len(tags)} words in {len(words)} combinations",
                 fix=f"a label per word: {dummies}; pack(table.join(tags), ..., labels=list(tags)); "
-                f"or, if the combinations are the classes, {combinations}",
+                f"or, if each combination is a class: {combinations}",
             )
     if count >= _ENOUGH and len(words) > count / 2:
         raise InvalidValueError(
-            f"label {name!r} has {len(words):,} words for {count:,} images: "
+            f"label {name!r} has {len(words):,} different words for {count:,} images: "
             "names of patients or files?",
             found=first_few(sorted(words), 4),
-            fix=f"groups={name!r} keeps the images of a patient together; "
-            f"or, if each is a class, classes=sorted(set(table[{name!r}]))",
+            fix=f"to keep the images of a patient together: groups={name!r}; "
+            f"or, if each word is a class: classes=sorted(set(table[{name!r}]))",
         )
 
 

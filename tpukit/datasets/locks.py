@@ -91,9 +91,8 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
-    The caller opens and closes the file in the block. Closing it would release a lock made with
-    `lockf`, so `claim` uses `flock`. On Windows `claim` does nothing, because no process can
-    remove the file that the caller has open.
+    The caller may open and close the file in the block. On Windows `claim` does nothing, because no
+    process can remove the file that the caller has open.
     """
     if fcntl is None:
         yield  # Windows does not remove a file that a process has open
@@ -101,6 +100,7 @@ def claim(unfinished: Path) -> Iterator[None]:
     while True:
         with unfinished.open("wb") as file:
             with contextlib.suppress(OSError):  # a drive without locks
+                # Not `lockf`, whose lock ends when the caller closes the file.
                 fcntl.flock(file, fcntl.LOCK_EX)
             if _has_path(file, unfinished):
                 yield
@@ -111,8 +111,8 @@ def claim(unfinished: Path) -> Iterator[None]:
 def remove_unclaimed(files: Iterable[Path]) -> None:
     """Remove the files that no running process has claimed.
 
-    On a drive without locks, no file is removed. Windows has no `fcntl`, but does not remove open
-    files. So on Windows, all files are removed that no process has open.
+    On Windows, these are the files that no process has open. On a drive without locks, no file is
+    removed.
     """
     for path in files:
         # OSError: a running process has the lock, the file does not exist, or there are no locks.

@@ -44,8 +44,8 @@ def is_masked(data) -> bool:
 def join(image: bytes, mask: bytes) -> bytes:
     """Return the files of an image and its mask as one item.
 
-    The decoder turns an image by its EXIF orientation. It would not turn a mask without EXIF, so
-    `join` turns such a mask like its image, if the mask has the shape of the unturned image.
+    The decoder turns the image by its EXIF orientation. A mask without EXIF must be turned in the
+    same way. `join` does this if the mask has the shape that the image has before it is turned.
     """
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
     if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:
@@ -117,7 +117,7 @@ def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, ch
         data: the result of `join`.
         size: (height, width) in pixels; None keeps the size of the image.
         decode: a function; `decode(data, size)` must return the pixels of the image, (H, W, 3).
-        resize: as of `PixelForm`.
+        resize: as for `PixelForm`.
         check: True to raise ValueError if image and mask differ in size. The image is then decoded
             at its full size, which takes longer.
     """
@@ -140,7 +140,7 @@ def stack(image, mask, resize: str = "stretch"):
 
 
 def resize_pixels(pixels, size: tuple[int, int] | None, resize: str):
-    """Resize (H, W, C) uint8 to (height, width): channels 0 to 2 bilinear, a mask nearest."""
+    """Resize (H, W, C) uint8: channels 0 to 2 bilinearly, channel 3 by nearest neighbour."""
     import numpy
 
     if size in (None, pixels.shape[:2]):

@@ -40,12 +40,12 @@ class PackPlan:
     Attributes:
         kind: "folder", "table" or "items".
         images: the number of images; None if the source has no length.
-        classes: the number of images of each class, by its name. For items, and for a table whose
+        classes: the name of each class with its number of images. For items, and for a table whose
             cells are images, the numbers are None.
         labels: the names of the labels.
         groups: the number of groups; None without groups.
         masks: True if each image has a mask.
-        left_out: the number of files of a folder that are not images of a class, by their ending.
+        left_out: for each ending, the number of a folder's files that are not images of a class.
         looked_at: the number of images that `plan_pack` has tried to decode.
         formats: the number of decoded images of each file format and mode, such as "JPEG RGB".
         smallest: (H, W) of the image with the fewest pixels; None if none could be decoded.
@@ -121,14 +121,14 @@ def plan_pack(
 
     Returns:
         A `PackPlan`. To make it, `plan_pack` decodes up to fifty images, evenly spread. If the
-        source can only be iterated, it decodes only the first. Arrays and Pillow images may differ
-        in size, as for `pack(size=...)`.
+        source can only be iterated, it decodes only the first. `plan_pack` accepts arrays and
+        Pillow images of different sizes; `pack` accepts them only with `size`.
 
     Raises:
-        ValueError: the source is a generator, whose first item would be lost.
+        ValueError: the source is a generator, from which `plan_pack` would take the first item.
         ValueError, OSError: as for `pack`. For example, the sub-folders are splits, masks or
             patients; a value of a column is a list of tags; a class is missing. The message has the
-            code to write.
+            code to pass instead.
     """
     if isinstance(source, Iterator):
         raise InvalidValueError(

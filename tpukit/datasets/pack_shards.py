@@ -12,7 +12,6 @@ the manifest. A shard is renamed to its final name last, so a shard with this na
 import errno
 import functools
 import glob
-import importlib
 import json
 import math
 import os
@@ -37,7 +36,7 @@ from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.pack_tables import line_that_reads
 from tpukit.datasets.packed_images import PackFolder
 from tpukit.datasets.pixel_form import PixelForm
-from tpukit.datasets.processes import how_many, run_in_processes
+from tpukit.datasets.processes import by_name, how_many, name_of, run_in_processes
 from tpukit.datasets.source_files import Files, Names
 from tpukit.essentials.data import run_ahead
 from tpukit.essentials.display import SystemFailureError, TpukitError, kind_of
@@ -107,7 +106,7 @@ def write_shards(
         "root": described.root,
         "skip": skip,
         "pixel_limit": pixel_limit(),
-        "reader": described.reader,
+        "reader": described.encoded and name_of(described.encoded.reader),
         "path_column": str(described.path_column),
         "table_file": described.table_file,
         "is_received": is_received,
@@ -118,7 +117,7 @@ def write_shards(
     if is_received:
         feeds = [_feed(items, shards, size, skip=skip) for shards in missing]
     run_in_processes(
-        "tpukit.datasets.pack_shards:_work",
+        _work,
         [{**job, "rank": rank} for rank in range(workers)],
         label="pack images",
         total=count,
@@ -183,7 +182,7 @@ def shard_files(target: PackFolder, count: int) -> list[Path]:
 
 
 def note_of(target: PackFolder, shard: Path) -> Path:
-    """Return the path of a shard's note: images left out, and facts about the other images."""
+    """Return the path of the JSON file with the left-out images of a shard and other facts."""
     return target.work / f"{shard.stem}.json"
 
 
@@ -195,7 +194,7 @@ def contents_of(target: PackFolder, shard: Path):
 
 
 def labels_of(target: PackFolder, shard: Path):
-    """Return the labels of a shard's received items, also of those left out, (n * L,) float32."""
+    """Return the labels of all items of a shard, damaged ones included, (n * L,) float32."""
     import numpy
 
     return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")
@@ -232,9 +231,7 @@ def _work(job: dict) -> None:
 def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | ReceivedItems:
     """Return an object that reads the images of the job's source, by `object[number]`."""
     if job["reader"]:
-        module, reader = job["reader"].split(":")
-        make = getattr(importlib.import_module(module), reader)
-        return make(target.work, job["root"], target.plan)
+        return by_name(job["reader"])(target.work, job["root"], target.plan)
     shape = None
     if job["shape"] is not None:
         shape = tuple(job["shape"])

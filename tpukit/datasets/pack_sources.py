@@ -11,9 +11,10 @@ detect random transforms, and as many as `Items.digest` needs.
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from tpukit.datasets.array_records import row_type
 from tpukit.datasets.image_folders import FoundFiles, find_images
@@ -42,6 +43,41 @@ def _in_memory() -> dict:
     return {"source": {"words": "another kind of source, such as a table in memory", "digest": ""}}
 
 
+class EncodedSource(Protocol):
+    """A source with its own code to find and encode images, such as the slices of CT series.
+
+    The images are packed in the order of their rows. A later call compares the source files by
+    names and sizes only.
+
+    Attributes:
+        count: the largest possible number of images.
+        reader: the class that reads the images in the worker processes. Its arguments are the
+            folder `unfinished`, the root and the plan. It has the methods of `Files`.
+    """
+
+    count: int
+    reader: type
+
+    def find(self, work: Path) -> "PackSource":
+        """Return the complete source. This may take long, so it happens when the pack begins.
+
+        Args:
+            work: the folder `unfinished`, for files that the reader needs.
+        """
+
+    def bytes_at_most(self, plan: dict) -> int:
+        """Return the largest possible number of bytes per image, without reading an image."""
+
+    def sample_bytes(self, plan: dict) -> list[int]:
+        """Return the number of bytes of some encoded images."""
+
+    def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
+        """Yield arguments that make a smaller pack, the largest pack first.
+
+        Each is (the argument's name, the code that passes it, the changed entries of the plan).
+        """
+
+
 @dataclass(frozen=True)
 class PackSource:
     """The images to pack, in their own order.
@@ -58,24 +94,14 @@ class PackSource:
         mask_names: one file per row; () without masks.
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
-        table: the rows of a table; None for another source.
-        look: a function that reads what takes long to read, such as the headers of DICOM files.
-            When the pack begins, `pack` calls it with the folder `unfinished`; it returns the
-            complete source. None if the source is complete.
-        shuffled: True for a random order; False for the order of `rows`.
-        reader: "package.module:class" of the reader of images in the worker processes; "" for
-            `Files`. The class is called with the folder `unfinished`, the root and the plan, and
-            has the methods of `Files`. Files of such a source are compared by names and sizes only.
-        settings: the entries of the plan, besides `facts`, that determine the pack's contents.
-        left_out: the number of files of a folder that are not images, by their ending.
+        table: the number of a table's rows and the digest of its index; None for another source.
+        encoded: the `EncodedSource`, whose `find` returns this source with rows and names. None for
+            files and items.
+        left_out: for each ending, the number of a folder's files that are not images.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        weight: for images that are encoded anew, an object that estimates their bytes. It has the
-            attributes of `tpukit.pe.dicom_slices.SliceWeight`: `count`, `at_most`, `sample` and
-            `smaller`. None for images that are stored unchanged or as pixels.
-        arguments: the result of `arguments_of` for a folder or a CSV file, which a later call
-            without the source compares; for another source, an entry that differs from that of
-            every path.
+        arguments: for a folder or a CSV file, the result of `arguments_of`. A later call compares
+            it if the source no longer exists. For another source, an entry that no path has.
     """
 
     facts: dict
@@ -89,14 +115,10 @@ class PackSource:
     items: Items | None = None
     groups: object = None
     table: PackedRows | None = None
-    look: Callable[[Path], "PackSource"] | None = None
-    shuffled: bool = True
-    reader: str = ""
-    settings: dict = field(default_factory=dict)
+    encoded: EncodedSource | None = None
     left_out: dict = field(default_factory=dict)
     path_column: Hashable = ""
     table_file: str = ""
-    weight: object = None
     arguments: dict = field(default_factory=_in_memory)
 
     @property
@@ -106,7 +128,7 @@ class PackSource:
             return len(self.rows)
         if self.items is not None:
             return self.items.length
-        return self.weight and self.weight.count
+        return self.encoded and self.encoded.count
 
     @property
     def is_stream(self) -> bool:
@@ -169,7 +191,7 @@ def describe_source(
         described = _describe_items(source, labels, groups, classes, columns)
     if described.has_masks:
         refuse_masks(columns.form)
-    return replace(described, settings=columns.form.plan())
+    return described
 
 
 def _refuse_values(labels, source) -> None:
@@ -377,7 +399,7 @@ def make_rows(labels, groups):
 
 
 def as_names(labels) -> list:
-    """Return the argument labels= as a list; it may be one name, or an Index of pandas."""
+    """Return the argument labels=, such as one name or an Index of pandas, as a list."""
     if labels is None:
         return []
     if isinstance(labels, str) or not isinstance(labels, Iterable):

@@ -43,7 +43,7 @@ def _separator(source) -> str:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError if `source` is a file. CSV files are no longer among the sources here."""
+    """Raise ValueError if `source` is a file. The caller has read CSV and TSV files before."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"
@@ -66,8 +66,8 @@ def load_table(source, *, words: Sequence):
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is empty, or pandas cannot read it with its defaults. In the second
-            case, the fix has the option to pass.
+        ValueError: the file is empty; or pandas cannot read it with its defaults, and the fix of
+            the message has the option to pass.
     """
     if not is_table_file(source):
         return source
@@ -229,16 +229,16 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
         if column not in table.columns:
             fix = "pass the names of existing columns; path= names the column of the image files"
             if column == path:
-                fix = 'path="file_name" is the column that names the image files'
+                fix = 'pass the column that names the image files: path="file_name"'
                 with_images = [name for name in table.columns if _holds_images(table[name])]
                 if with_images:
-                    fix = f"path={with_images[0]!r} is the column that holds the images"
+                    fix = f"pass the column that holds the images: path={with_images[0]!r}"
             raise InvalidValueError(f"the table has no column {column!r}", found=there, fix=fix)
         if list(table.columns).count(column) > 1:
             raise InvalidValueError(
                 f"the table has the column {column!r} more than once",
                 found=there,
-                fix="table.loc[:, ~table.columns.duplicated()] keeps the first of each",
+                fix="keep the first of these columns: table.loc[:, ~table.columns.duplicated()]",
             )
     if not len(table):
         raise InvalidValueError("the table has no row", fix="check how it was made")
@@ -257,7 +257,7 @@ def _images(column, name: Hashable) -> list:
         raise InvalidValueError(
             f"{len(missing):,} rows of the column {name} hold no image",
             found=f"the first is row {missing[0]:,}",
-            fix=f"drop the rows without one: table.dropna(subset=[{name!r}])",
+            fix=f"drop the rows without an image: table.dropna(subset=[{name!r}])",
         )
     return as_list(column)
 
@@ -267,7 +267,7 @@ def _paths(column, name: Hashable, root: str) -> list[str]:
         names = [path if type(path) is str else os.fsdecode(path) for path in as_list(column)]
     except TypeError as error:
         other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
-        fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
+        fix = f"drop the rows without a path: table.dropna(subset=[{name!r}])"
         if not is_missing(other):
             fix = _as_paths(other, name, root)
         raise InvalidValueError(
@@ -296,5 +296,6 @@ def _as_paths(value, name: Hashable, root: str) -> str:
         if found:
             ending = os.path.splitext(found[0])[1]
             zeros = "" if called == str(value) else f".str.zfill({width})"
-            return f'{text}{zeros} + "{ending}", as the file {os.path.basename(found[0])}'
-    return f"make paths of them, as {text} + ending; root= is the folder of the files"
+            name = os.path.basename(found[0])
+            return f'make paths of the numbers, such as {name}: {text}{zeros} + "{ending}"'
+    return f"pass the folder of the files as root=, and make paths of the numbers: {text} + ending"

@@ -42,11 +42,11 @@ class PackedImages(StoredImages):
     `[i]` is `(image, labels)`. The image is a (3, H, W) uint8 tensor in [0, 255]; (1, H, W) with
     `PackOptions(mode="L")`, and (2, H, W) with "I;16". The labels are a (L,) float32 tensor; a
     class is a () int64 tensor. If the pack has masks and no labels, `[i]` is `(image, mask)`, and
-    the mask is a (H, W) int64 tensor. If it has masks and labels, `[i]` is
+    the mask is a (H, W) int64 tensor. With masks and labels, `[i]` is
     `(image, {"labels": ..., "masks": ...})`.
 
     When you open a pack, `PackedImages` checks the sizes of all files, and the checksums of the
-    index and the groups. It checks an image each time it reads it. Open the pack in the kernel, and
+    index and the groups. An image is checked each time it is read. Open the pack in the kernel, and
     use it in forked workers, in threads, and in the processes of a DataLoader.
 
     Args:
@@ -57,7 +57,7 @@ class PackedImages(StoredImages):
 
     Attributes:
         names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows`
-            is correct even if damaged images were left out.
+            has no entry for a damaged image that was left out.
         encoding: "jpeg" for encoded images of any format, "uint8" for pixels.
         index: (N,) of `row_type`, as in the file index.npy.
         skipped: a list with a dict of "row", "name" and "why" for each image that was left out.
@@ -238,7 +238,7 @@ class PackedImages(StoredImages):
         if self._shape is None:
             raise InvalidValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch",
-                fix="PackedImages(folder, size=128) decodes all of them at one size",
+                fix="to decode all images at one size: PackedImages(folder, size=128)",
             )
         return self._shape
 
@@ -261,7 +261,7 @@ class PackedImages(StoredImages):
         return [record[self._head :] for record in records]
 
     def take(self, indices, out=None):
-        """Return the images of these indices, (n, H, W, C) uint8 in [0, 255], in their order.
+        """Return images as (n, H, W, C) uint8 in [0, 255], in the order of the indices.
 
         Args:
             indices: (n,) integers, 0 to N - 1.
@@ -287,7 +287,7 @@ class PackedImages(StoredImages):
         return out
 
     def name(self, index: int) -> str:
-        """Return the name of the file of an image in its source, or the number of its item."""
+        """Return the path of an image's file, as in the source; for items, such as "item 7"."""
         row = int(self.rows[index])
         if "names" not in self.files:
             return f"item {row}"
@@ -313,8 +313,8 @@ class PackedImages(StoredImages):
                 raise SystemFailureError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",
                     found=error,
-                    fix="pack the images again; or leave this one out: "
-                    "torch.utils.data.Subset(packed, indices)",
+                    fix="pack the images again; or leave this one out: torch.utils.data.Subset("
+                    f"packed, [i for i in range(len(packed)) if i != {index}])",
                 ) from error
         pixels = numpy.frombuffer(stored, numpy.uint8).reshape(self.shape)
         if out is None:

@@ -21,6 +21,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from pathlib import Path
 
 from tpukit.datasets.array_records import Shards, load_array_record
@@ -85,7 +86,7 @@ class PackOptions:
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
         quality: the quality of the JPEGs of `pe.pack_dicom`, 1 to 95; None for 85. `pack` does not
-            support it, because it stores files unchanged.
+            support `quality`, because `pack` stores files unchanged.
     """
 
     image: str | None = None
@@ -127,17 +128,18 @@ def pack(
     `pack` turns images as their EXIF orientation says. Transparent pixels become white, grey images
     get three equal channels, and only the first of several pages or frames is packed.
 
-    If the call is interrupted, even by a reboot, the same call continues. If everything is packed,
-    the call returns at once, even if the folder or CSV file of the source no longer exists. Then
-    `pack` compares its arguments and the paths, because it cannot read the labels again. One pack
-    is enough for all folds of a cross-validation. `PackedImages.rows[i]` is the row of image i in
-    your table, so you can choose the images of a fold by a column of the table.
+    If a call is interrupted, even by a reboot, repeat it to continue. If the pack is finished, the
+    call returns it at once, even if the source's folder or CSV file no longer exists. Without the
+    source, `pack` compares only the arguments and the paths, and cannot notice changed labels.
 
-    `pack` never overwrites a folder with another pack. To recognise the same source, it compares
-    names, labels, groups, and the sizes of at most 20,000 files. If modification times or paths
-    differ, it compares the contents of up to a hundred files. For a list it compares all items. For
-    a dataset it compares a hundred items and all labels (`targets`, `labels`, `_labels`, `samples`,
-    `tensors`). For an iterable it compares the first item.
+    One pack is enough for all folds of a cross-validation. `PackedImages.rows[i]` is the row of
+    image i in your table, so you can choose the images of a fold by a column of the table.
+
+    `pack` does not replace the pack of another source. To tell sources apart, it compares names,
+    labels, groups, and the sizes of at most 20,000 files. If modification times or paths differ, it
+    also compares the contents of up to a hundred files. Of a list, it compares all items. Of a
+    dataset, it compares a hundred items and all labels (`targets`, `labels`, `_labels`, `samples`,
+    `tensors`). Of another iterable, it compares the first item.
 
     Args:
         source: a folder, a table or items.
@@ -147,11 +149,11 @@ def pack(
             images, or the images, as in a parquet file of the Hugging Face hub.
             Items are `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts, in a
             map-style dataset, such as torchvision's and Hugging Face's, or in another iterable.
-            In items, an image is one of two kinds. The bytes of an image file are stored unchanged;
-            they may also be an open file, or a uint8 array (N,) or (N, 1). A Pillow image of any
-            mode, an array (H, W, C) or a tensor (C, H, W) is stored as pixels; arrays and tensors
-            have 1 or 3 channels of uint8, bool, uint16 or floats in [0, 1]. Labels are one number
-            or several.
+            In items, an image is of one of two kinds. The bytes of an image file, an open file, or
+            a uint8 array (N,) or (N, 1) of bytes is stored unchanged. A Pillow image of any mode,
+            an array (H, W, C) or a tensor (C, H, W) is stored as pixels; arrays and tensors have 1
+            or 3 channels of uint8, bool, uint16 or floats in [0, 1]. Labels are one number or
+            several.
             The process that calls `pack` reads a map-style dataset itself, in the random order of
             the pack. If the call is interrupted, the finished files of `shard_size` images remain.
             An iterable is first stored in its own order, which takes twice the disk space until the
@@ -161,9 +163,9 @@ def pack(
         labels: for a table, the names of the columns that are labels; None for no labels. For items
             that are dicts, the keys of labels; None for the first of label, labels, fine_label,
             target and targets that exists, [] for no labels. Labels are stored as float32, which
-            rounds fractions. An integer beyond 2**24 is an error, and so is a whole number in a
-            column of floats if float32 would change it, or a number too large or too small for
-            float32. A single column of words becomes classes.
+            rounds fractions. These labels are errors: an integer beyond 2**24, a whole number among
+            floats that float32 would round, and a number too large or too small for float32. A
+            single column of words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -241,7 +243,13 @@ def pack(
     if arguments:
         described = replace(described, arguments=arguments)
     return pack_described(
-        described, folder, size=size, damaged=damaged, progress=progress, options=options
+        described,
+        folder,
+        [columns.form.plan()],
+        size=size,
+        damaged=damaged,
+        progress=progress,
+        options=options,
     )
 
 
@@ -285,32 +293,33 @@ def share_of(damaged: str | float) -> float:
     elif damaged == "skip":
         share = _SKIPPED_SHARE
     # In Python True is the number 1, and damaged=True would allow that all images are left out.
-    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    is_number = isinstance(share, Real) and not isinstance(share, bool)
     if not is_number or not 0 <= share <= 1:
         raise InvalidValueError(
             f'damaged must be "raise", "skip", or a share from 0 to 1, got {damaged!r}',
             fix='damaged="skip"',
         )
-    return share
+    return float(share)
 
 
 def pack_described(
     described: PackSource,
     folder,
+    settings: Sequence[dict],
     *,
     size,
     damaged: str | float,
     progress: str | None,
     options: PackOptions,
-    otherwise: Sequence[dict] = (),
 ) -> PackedImages:
     """Pack the images that a PackSource describes.
 
     Args:
         described: the images, their labels and their order.
         folder, size, damaged, progress, options: as for `pack`.
-        otherwise: settings to try, in this order, if the pack of `described.settings` is too large
-            for the disk.
+        settings: one or more dicts with the other entries of the plan, besides `described.facts`.
+            If the pack of the first dict is too large for the disk, `pack_described` tries the
+            next.
 
     Returns:
         The finished `PackedImages`.
@@ -319,8 +328,8 @@ def pack_described(
     numbers = _numbers_in_plan(size, options)
     places = _folders(folder)
     targets = []
-    for settings in (described.settings, *otherwise):
-        plan = {**described.facts, **numbers, **settings}
+    for entries in settings:
+        plan = {**described.facts, **numbers, **entries}
         targets += [PackFolder(place, plan) for place in places]
     room = Room(described)
     share = share_of(damaged)
@@ -348,8 +357,7 @@ def _folders(folder) -> list[Path]:
         if "://" in os.fspath(each):
             raise InvalidValueError(
                 f"pack writes to a folder of this machine, got the URL {os.fspath(each)}",
-                fix="pass a folder on a mounted drive; or pack into a folder of this machine, and "
-                'copy it to the bucket: pack(source, "packed")',
+                fix='pass a folder of this machine or of a mounted drive: pack(source, "packed")',
             )
     return [Path(each) for each in folders]
 
@@ -378,7 +386,8 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
         repaired = _repaired(described, target, packed.skipped, noted=target.folder)
         if repaired:
             raise target.another(
-                f"without files that were left out as damaged and are whole now, such as {repaired}"
+                "one without images that were left out as damaged and are whole now, such as "
+                f"{repaired}"
             )
     elif described.is_stream:
         print(
@@ -399,8 +408,8 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix='accept that with damaged="skip"; or copy the images again and pack into a new '
-            "folder",
+            fix="copy the images again, and pack into a new folder; or, to use the pack without "
+            'them: damaged="skip"',
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 
@@ -418,8 +427,8 @@ def _fill(
     # differ from this call's. Begin again, unless shards are finished.
     target.begin(from_scratch=described.is_stream and not target.find_outputs())
     try:
-        if described.look:  # a DICOM source reads the headers of its files first
-            described = described.look(target.work)
+        if described.encoded:  # a DICOM source reads the headers of its files first
+            described = described.encoded.find(target.work)
         _lay_out(described, target, progress)
         if described.is_stream:
             room.check(target, stored=True)
@@ -466,7 +475,7 @@ def _packed_rows(described: PackSource, target: PackFolder, progress: str | None
             size = target.plan["size"]
             labels = store_items(items, target.work / "items", size, progress=progress)
         rows = make_rows(labels, described.groups)
-    if described.shuffled:
+    if not described.encoded:
         random = numpy.random.default_rng(target.plan["seed"])
         rows = rows[random.permutation(len(rows))]
     return rows
@@ -499,8 +508,8 @@ def _compare_files(
         record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
         return prepare(files, row, size, form)[0] == record[head:]
 
-    # A special reader does not store the files as they are, so they cannot be compared.
-    compare = None if described.reader else is_packed
+    # Encoded images are not the bytes of their files, so these cannot be compared.
+    compare = None if described.encoded else is_packed
     found = find_changed(before[is_written], now[is_written], files, compare)
     if found:
         raise target.another(found)
@@ -513,7 +522,7 @@ def _repaired(
 
     At most a hundred of the images that were left out are decoded, evenly spread.
     """
-    if described.reader or described.items is not None:
+    if described.encoded or described.items is not None:
         return None
     files = Files(Names(noted / "names"), described.root, described.mask_names)
     form = PixelForm.of_plan(target.plan)
@@ -634,8 +643,8 @@ def _refuse_damage(skipped: list[dict], count: int, share: float, *, files, note
             f"{len(skipped):,} of {count:,} images are damaged or missing, and damaged= allows "
             f"{100 * share:.4g}%",
             found=_reasons(skipped),
-            fix="check the paths, and call again; "
-            f"or damaged={math.ceil(100 * len(skipped) / count) / 100}",
+            fix="check the paths, and call again; or, to leave these images out: "
+            f"damaged={math.ceil(100 * len(skipped) / count) / 100}",
         )
 
 

@@ -52,7 +52,7 @@ def how_many(pieces: int, workers: int | None) -> int:
 
 
 def run_in_processes(
-    task: str,
+    task: Callable[[object], None],
     jobs: list,
     *,
     label: str,
@@ -65,12 +65,10 @@ def run_in_processes(
 ) -> None:
     """Run one new Python process per job, all at the same time, and wait for the last to end.
 
-    The processes are not forked, because the kernel of a notebook has threads and may use a device.
-    They are not started by multiprocessing's spawn either, because it runs the caller's script
-    again. They have the `sys.path` and the Pillow plugins of this process.
+    The processes have the `sys.path` and the Pillow plugins of this process.
 
     Args:
-        task: "package.module:function", called with the job as its only argument.
+        task: a function at the top level of a module, called with the job as its only argument.
         jobs: one job per process, of values that JSON supports.
         label: the name of the progress bar.
         total: the result of `done()` when all jobs are finished.
@@ -80,20 +78,22 @@ def run_in_processes(
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.
         environ: the environment of the processes. Variables that limit each process to one thread
             are added.
-        feeds: one iterator per process, whose bytes the process reads from `sys.stdin.buffer`; ()
-            if the processes read nothing. This process calls the iterators in turn; their errors
-            are raised here.
+        feeds: one iterator per process. The process reads the iterator's bytes from
+            `sys.stdin.buffer`. () if the processes read nothing.
 
     Raises:
-        ValueError, OSError: the task of a process raised this error; text and errno are the same.
-            All processes were ended.
+        ValueError, OSError: a task raised an error of this type, text and errno, and all other
+            processes were ended.
         RuntimeError: a process ended in any other way; the text has the end of its log.
+        Exception: an iterator of `feeds`, which this process runs, raised this error.
     """
+    # No fork, because the kernel of a notebook has threads and may use a device. No spawn of
+    # multiprocessing either, because spawn runs the caller's script again.
     logs = [Path(folder) / f"process-{rank}.log" for rank in range(len(jobs))]
     with contextlib.ExitStack() as running:
         processes = []
         for job, log in zip(jobs, logs, strict=True):
-            processes.append(running.enter_context(_started(task, job, log, environ)))
+            processes.append(running.enter_context(_started(name_of(task), job, log, environ)))
         open_feeds = []
         if feeds:
             open_feeds = list(zip(processes, feeds, strict=True))
@@ -112,6 +112,17 @@ def run_in_processes(
             _feed(open_feeds)
     for log in logs:
         log.unlink()
+
+
+def name_of(task: Callable) -> str:
+    """Return "package.module:name" of a function or class, for `by_name` in another process."""
+    return f"{task.__module__}:{task.__qualname__}"
+
+
+def by_name(name: str) -> Callable:
+    """Return the function or class that `name_of` named."""
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _feed(open_feeds: list) -> None:
@@ -193,10 +204,9 @@ def _run(task: str, kernel: dict) -> None:
     os.dup2(2, 1)  # from now on, stdout is the log, and `report` is the pipe to the parent
     job = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=[report.fileno()], daemon=True).start()
-    module, function = task.split(":")
     try:
         kernel_state.restore(kernel)
-        getattr(importlib.import_module(module), function)(job)
+        by_name(task)(job)
     except (ValueError, OSError) as error:
         print(json.dumps(_as_report(error)), file=report, flush=True)
         with contextlib.suppress(OSError):  # the log may be on the disk that is full

@@ -141,7 +141,7 @@ class ResumableFolder:
     def differences(
         self, plan: dict, *, kind: type[TpukitError] = PathExistsError
     ) -> TpukitError | None:
-        """Return the error if `plan` in this folder is not the plan of this object; else None."""
+        """Return the error if `plan`, read from the folder, is not `self.plan`; else None."""
         differences = []
         for key in {**self.plan, **plan}:
             found = plan.get(key)
@@ -197,7 +197,7 @@ class ResumableFolder:
         return begun["plan"]
 
     def begin(self, *, from_scratch: bool = False) -> None:
-        """Write the plan; remove the files of an earlier call if it had another plan.
+        """Write the plan; remove the files of an earlier call with another plan.
 
         Args:
             from_scratch: True to remove also the files of an earlier call with the same plan.

@@ -55,17 +55,17 @@ def in_image_order(labels, packed: PackedRows, rows):
             f"the labels have {given.count:,} rows, "
             f"and the table that was packed had {packed.count:,}",
             found=f"index {first_few(labels.index.tolist(), 8)}",
-            fix="labels.loc[table.index], if `table` is the table that was packed; "
-            "or, if the labels are in the order of the images, labels.to_numpy()",
+            fix="if `table` is the table that was packed: labels.loc[table.index]; "
+            "or, if the labels are in the order of the images: labels.to_numpy()",
         )
     # The same number of rows in another order would give every image a wrong label.
     if given.index != packed.index:
         raise InvalidValueError(
             "the labels have another index than the table that was packed",
             found=f"index {first_few(labels.index.tolist(), 8)}",
-            fix="labels.loc[table.index], with the table that was packed; "
-            "labels.to_numpy()[images.rows] if they are in the order of the table; "
-            "labels.to_numpy() if they are in the order of the images",
+            fix="if `table` is the table that was packed: labels.loc[table.index]; "
+            "or, if the labels are in the order of its rows: labels.to_numpy()[images.rows]; "
+            "or, if the labels are in the order of the images: labels.to_numpy()",
         )
     return labels.iloc[rows]
 

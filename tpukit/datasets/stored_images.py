@@ -28,11 +28,6 @@ _FEW = 12  # the most names in a row of the HTML table
 class StoredImages(Dataset):
     """N images on disk, as a map-style dataset and as a source of whole batches.
 
-    A subclass has `shape`, `_shape` (None if images differ in size), `take`, and `_image`, which
-    returns one image as a new array, (H, W, C) uint8. For `repr`, its methods `_form` and `_size`
-    return texts: the shape of the images, as " of 64 x 64 x 3, uint8", and the size and number of
-    the files.
-
     Attributes:
         folder: the folder of the images.
         names: the names of the L labels, or of the classes, for `show_batch(names=...)`.
@@ -56,6 +51,10 @@ class StoredImages(Dataset):
             the plan of the pack; empty for caches of old versions of tpukit, which did not store
             them.
     """
+
+    # A subclass has `shape`, `_shape` (None if images differ in size), `take`, and `_image`, which
+    # returns one image as a new array, (H, W, C) uint8. For `repr`, its methods `_form` and `_size`
+    # return texts: " of 64 x 64 x 3, uint8", and the size and number of the files.
 
     def __init__(self, folder: Path, index, manifest: dict):
         import numpy
@@ -204,8 +203,8 @@ class StoredImages(Dataset):
         except TypeError:
             raise InvalidTypeError(
                 f"the index of an image must be one whole number, got {index!r}",
-                fix="images.take(indices) for several; "
-                "torch.utils.data.Subset(images, indices) as a dataset",
+                fix="for an array of several images: images.take(indices); "
+                "for a dataset of them: torch.utils.data.Subset(images, indices)",
             ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
@@ -303,7 +302,7 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 "indices are one list of whole numbers, "
                 f"got shape {indices.shape} of {indices.dtype}",
-                fix="if this is a mask, numpy.flatnonzero(mask)",
+                fix="if this is a mask: numpy.flatnonzero(mask)",
             )
         highest = indices.max()
         if highest >= len(self):

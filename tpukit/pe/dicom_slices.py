@@ -1,14 +1,14 @@
 """Read the slices for a DICOM pack: decode, crop, resize, turn and encode each.
 
-Each process of `pack_dicom` makes a `Slices`. Before, `SliceWeight` estimates the size of the pack
-from a sample of the slices.
+Each process of `pack_dicom` makes a `Slices`. Before, `sample_bytes` encodes some slices, to
+estimate the size of the pack.
 """
 
 import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tpukit.pe.lungs import lung_box
 from tpukit.pe.series import turn
 
 LOOKS = 16  # the number of slices per series in which the lungs are searched
-_WEIGHED = 64  # the number of slices in the sample of `SliceWeight`, which takes under a second
+_SAMPLED = 64  # the number of slices that `sample_bytes` encodes in under a second
 # The number of decoded slices in memory. Each is used for three images, by threads that read ahead.
 _PLANES = 16
 _BOXES = 4  # the number of lung boxes in memory, one per series
@@ -29,10 +29,10 @@ class Slices:
     """Read slices from DICOM files, and encode them for a pack: the reader of `pack_dicom`.
 
     `slices[row]` is the bytes of a JPEG, or of int16 pixels: (size, size, 2) uint8 with the low
-    byte first. `PackSource.reader` has the interface.
+    byte first. `EncodedSource.reader` documents this interface.
 
     Args:
-        work: the folder with the files that `_Slices.look` of `dicom_packing` wrote.
+        work: the folder with the files that `_Slices.find` of `dicom_packing` wrote.
         root: the folder of the DICOM files.
         plan: the settings of the pack.
     """
@@ -114,70 +114,48 @@ class Slices:
         return hounsfield_table(stored.scale)[stored.codes]
 
 
-class SliceWeight:
-    """Estimate the bytes per slice of a pack, as `PackSource.weight`.
+def bytes_at_most(plan: dict) -> int:
+    """Return the largest possible number of bytes per slice: the bytes of its pixels.
+
+    At 64 x 64 pixels or more, no JPEG of quality 95 or less is larger, even a JPEG of noise.
+    """
+    channels = 3 if plan["form"] == "jpeg" else 2
+    return plan["pixels"] ** 2 * channels
+
+
+def sample_bytes(root, names: Sequence[str], plan: dict) -> list[int]:
+    """Return the number of bytes of each of some encoded slices.
+
+    The slices are not cropped, because cropping takes longer. Cropped slices have 4 % more bytes.
 
     Args:
         root: the folder of the DICOM files.
         names: the paths of the files, relative to the root.
-        count: the most slices that the pack can have; also an attribute.
+        plan: the settings of the pack.
     """
+    if plan["form"] == "int16":
+        return [bytes_at_most(plan)]
+    files = [os.path.join(root, name) for name in names]
+    sizes = []
+    for number in spread(len(files), _SAMPLED):
+        try:
+            sizes.append(len(_encoded(_sample_image(files, number, plan), plan["quality"])))
+        except (OSError, ValueError):  # `pack_dicom` reports the damaged slice later
+            continue
+    return sizes
 
-    def __init__(self, root, names: Sequence[str], count: int):
-        self.count = count
-        self._root = root
-        self._names = names
 
-    def at_most(self, plan: dict) -> int:
-        """Return the largest possible number of bytes per image, without reading an image.
+def _sample_image(files: list[str], number: int, plan: dict):
+    from PIL import Image
 
-        It is the number of bytes of the pixels. At 64 x 64 pixels or more, no JPEG of quality 95
-        or less is larger, even a JPEG of noise.
-        """
-        channels = 3 if plan["form"] == "jpeg" else 2
-        return plan["pixels"] ** 2 * channels
-
-    def sample(self, plan: dict) -> list[int]:
-        """Return the number of bytes of some encoded slices.
-
-        They are not cropped, because cropping takes longer. Cropped slices have 4 % more bytes.
-        """
-        if plan["form"] == "int16":
-            return [self.at_most(plan)]
-        sizes = []
-        for row in spread(len(self._names), _WEIGHED):
-            try:
-                sizes.append(len(_encoded(self._image(row, plan), plan["quality"])))
-            except (OSError, ValueError):  # `pack_dicom` reports the damaged slice later
-                continue
-        return sizes
-
-    def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments of `pack_dicom` that make a smaller pack, from the largest value down.
-
-        It yields the name of the argument, the code that passes the argument, and the changed
-        entries of the plan.
-        """
-        for quality in (70, 50):
-            if quality < plan.get("quality", 0):
-                yield "quality", f"options=PackOptions(quality={quality})", {"quality": quality}
-        for part in (0.75, 0.5, 0.375, 0.25):
-            size = int(plan["pixels"] * part)
-            yield "size", f"size={size}", {"pixels": size}
-
-    def _image(self, row: int, plan: dict):
-        from PIL import Image
-
-        if plan["window"] is None:
-            return self._read(row, plan, tuple(WINDOWS.values()))
-        # Names next to each other are usually of one series, but not of adjacent slices. Adjacent
-        # slices are a little more similar, so the estimate is rather too high.
-        last = len(self._names) - 1
-        rows = (row, min(row + 1, last), max(row - 1, 0))
-        return Image.merge("RGB", [self._read(near, plan, (plan["window"],)) for near in rows])
-
-    def _read(self, row: int, plan: dict, windows: tuple):
-        return to_windows(os.path.join(self._root, self._names[row]), plan["pixels"], windows)
+    size = plan["pixels"]
+    if plan["window"] is None:
+        return to_windows(files[number], size, tuple(WINDOWS.values()))
+    # Names next to each other are usually of one series, but not of adjacent slices. Adjacent
+    # slices are a little more similar, so the estimate is rather too high.
+    last = len(files) - 1
+    near = (number, min(number + 1, last), max(number - 1, 0))
+    return Image.merge("RGB", [to_windows(files[each], size, (plan["window"],)) for each in near])
 
 
 def _encoded(image, quality: int) -> bytes:
@@ -194,8 +172,8 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
         path: the path of the DICOM file.
         size: height and width of the result in pixels.
         windows: one or three pairs (level, width) in Hounsfield units.
-        crop: left, top, right and bottom of the slice as stored, each from 0 to 1; None for the
-            whole slice.
+        crop: left, top, right and bottom as shares of the width and height of the stored slice, 0
+            to 1; None for the whole slice.
     """
     import numpy
     from PIL import Image

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.display import InvalidValueError, check_count
 from tpukit.essentials.display import figure_style as look
 from tpukit.metrics import as_array, check_probabilities
 from tpukit.pe.labels import LABELS, STUDY, check_columns, check_yes_or_no
@@ -56,7 +56,7 @@ def show_exams(
             omit them.
         attention: (N,), the weight of each slice in the answers about its exam, 0 or more, drawn in
             green with its maximum at the height 1; None to omit it.
-        limit: the most exams to draw.
+        limit: the most exams to draw, 1 or more.
         threshold: the probability at which a dotted line is drawn.
 
     Returns:
@@ -66,6 +66,7 @@ def show_exams(
         ValueError: the table lacks a column, an argument does not have one number per row, a label
             is neither 0 nor 1, a probability is outside [0, 1], or an attention is negative.
     """
+    check_count("limit", limit)
     table = _table(labels, probabilities, consistent, attention=attention)
     sick, sound = _choose(table, limit)
     chosen = [*sick, *sound]
@@ -110,7 +111,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
             raise InvalidValueError(
                 f"attention must be one number of 0 or more for each of the {count} rows, "
                 f"got {weights.shape}, from {weights.min():.3g}",
-                fix="the weights of the slices in the model, after the softmax",
+                fix='pass the attention of an ExamNetwork: exams.to_slices(outputs["attention"])',
             )
     columns = (STUDY, "position", _EMBOLUS)
     fix = "labels of index_images(read_labels(...), ...)"
@@ -121,8 +122,8 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
         if values.shape != (count,):
             shape = values.shape
             raise InvalidValueError(
-                f"show_exams takes one probability for each of its {count} rows, got {shape}",
-                fix="probabilities[:, 0], of all rows of the table",
+                f"show_exams needs one probability for each of the {count} rows, got {shape}",
+                fix="pass the image label's probabilities of all rows: probabilities[:, 0]",
             )
     check_yes_or_no(labels, [_EMBOLUS])
     table = labels.assign(

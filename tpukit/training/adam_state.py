@@ -22,14 +22,14 @@ _UNUSUAL = ("amsgrad", "capturable", "differentiable", "fused")
 
 @contextlib.contextmanager
 def adam_state_created(core, optimizer) -> Iterator[None]:
-    """Create Adam's state before the step in this block, if the step would create it.
+    """Create Adam's state before the optimizer step in this block, not in the step.
 
     After the block, parameters that had no gradient in the step have no state, as with PyTorch.
 
     Args:
         core: this core.
-        optimizer: any optimizer. The block does nothing if it is not torch's Adam or AdamW or has
-            a state already, if the model is sharded, in a preflight, or without XLA.
+        optimizer: any optimizer. A state is created only for torch's Adam and AdamW, if they have
+            none yet. No state is created for a sharded model, in a preflight, or without XLA.
     """
     created = []
     if _needs_state(core, optimizer):

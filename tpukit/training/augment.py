@@ -40,12 +40,12 @@ class Augment:
     """Change each image of a batch at random: `images, targets = augment(images, targets)`.
 
     If the targets contain masks, (N, H, W) with the images' height and width, each mask is moved,
-    scaled, rotated and flipped with its image. Each pixel of it gets the nearest pixel's class. The
-    targets may be a mask, or a dict or tuple with masks.
+    scaled, rotated and flipped with its image. Each pixel of the mask gets the class of the nearest
+    pixel. The targets may be a mask, or a dict or tuple with masks.
 
-    A flip exchanges left and right. If a label names a side, such as "left lung", `swap_labels`
-    must exchange the two labels as well. Otherwise these labels are wrong for every flipped image,
-    without an error; therefore `flip` is off by default.
+    A flip exchanges left and right. If labels name a side, `swap_labels` must contain the pair:
+    ("left lung", "right lung"). Otherwise both labels are wrong for every flipped image, without an
+    error; therefore `flip` is off by default.
 
     Call it inside the step, on uint8 images, before they are normalised. The random numbers are
     uniform and are drawn on the device. `launch(seed=...)` seeds each core differently. New random
@@ -102,7 +102,8 @@ class Augment:
         is_whole = isinstance(self.fill, int) and not isinstance(self.fill, bool)
         if not is_whole or not -256 <= self.fill <= 255:
             raise InvalidValueError(
-                f"fill must be a class number, -256 to 255, got {self.fill!r}", fix="0, or 255"
+                f"fill must be a class number, -256 to 255, got {self.fill!r}",
+                fix="fill=0, or fill=255",
             )
         # Keep the pairs and the names, because an iterator such as zip could be read only once.
         object.__setattr__(self, "swap_labels", tuple(self.swap_labels))
@@ -348,7 +349,7 @@ def _check_scale(scale) -> None:
             return
     raise InvalidValueError(
         f"scale must be (smallest, largest) from 0.5 to 1.5, or None (off), got {scale!r}",
-        fix="scale=(0.9, 1.1) is 0.9 to 1.1 times as large",
+        fix="for images 0.9 to 1.1 times as large: scale=(0.9, 1.1)",
     )
 
 

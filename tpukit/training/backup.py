@@ -51,8 +51,8 @@ class Backup:
     """Copies the newest two checkpoints, best.pt and compiled programs to a backup.
 
     An error of the backup during training does not end the training. Only one run at a time may use
-    a backup. The compilation cache of `launch(compile_cache=folder / "compiled")` is in the run's
-    folder, so its programs are copied, too, and `take` copies them back.
+    a backup. Compiled programs are copied if `launch(compile_cache=folder / "compiled")` stores
+    them in the run's folder. `take` copies checkpoints and programs back.
 
     Args:
         address: a folder whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
@@ -225,8 +225,9 @@ class Backup:
         """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
 
         Neither is copied if the folder has a checkpoint of the same or a later step. Compiled
-        programs that the folder lacks are copied in any case, unless `resume` is False or other
-        users can write to them in the backup; an error of their copy is ignored.
+        programs that the folder lacks are copied even then. They are not copied if `resume` is
+        False, or if other users can write to the programs in the backup. If copying programs
+        fails, the error is ignored.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.
@@ -472,7 +473,7 @@ class UrlPlace:
         self._files.put_file(str(file), self._path(file.name), callback=Moves())
 
     def first_unsafe(self) -> None:
-        """Return None: the bucket's own permissions decide who can write to it."""
+        """Return None: tpukit does not check who can write to the files at a URL."""
         return
 
     def remove(self, name: str) -> None:

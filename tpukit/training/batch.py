@@ -17,8 +17,9 @@ _LONGEST_TEXT = 40  # characters of a text that an error shows
 def inputs_and_targets(batch: object) -> tuple:
     """Return (inputs, targets) of a batch.
 
-    Of a tuple, they are the first two parts; `FurtherParts` returns the others. Of a mapping, the
-    inputs are the whole mapping, and the targets are its entry with a key of `TARGETS`.
+    If the batch is a tuple, its first two parts are returned; `FurtherParts` returns the others. If
+    the batch is a mapping, the inputs are the whole mapping. The targets are its entry whose key is
+    in `TARGETS`.
 
     Raises:
         TypeError: the batch has no targets, or contains a value that is not a tensor. The message
@@ -53,9 +54,9 @@ class FurtherParts:
     """The parts of a batch after (inputs, targets), which the loss gets as further arguments.
 
     Samples of three parts, such as (inputs, targets, weight), need a loss of three arguments.
-    If a dataset of tuples is batched with buckets, a mask is added as the last part of each batch.
-    The loss gets the mask, too. A loss that ignores the padding value of the targets needs no
-    parameter for the mask.
+    If a dataset of tuples is batched with buckets, the last part of each batch is a mask, True for
+    data. If the loss has a parameter for the mask, it gets the mask. A loss without this parameter
+    must ignore the padding value of the targets.
 
     Args:
         batches: the batches of the run, from `core.batches`.

@@ -184,13 +184,13 @@ class Buckets:
             found = {0: item}
         if not named or not set(named) <= found.keys():
             # For the fix: all parts of this sample that have a length.
-            missing = "no pad"
+            given = "no pad is given"
             if named:
-                missing = f"sample {sample} has no {min(set(named) - found.keys(), key=str)!r}"
+                given = f"pad has {min(set(named) - found.keys(), key=str)!r}"
             values = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
             raise InvalidValueError(
                 "pad= must name the parts of a sample that vary in length, and their fill values",
-                found=f"{missing}; its parts are {', '.join(map(repr, found))}",
+                found=f"{given}; the parts of sample {sample} are {', '.join(map(repr, found))}",
                 fix=(
                     f"tpukit.Buckets({self.lengths}, pad={{{values}}}), "
                     "without the parts of fixed length"
@@ -261,7 +261,7 @@ class BucketSampler(ShardedSampler):
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return this core's positions in the epoch, (steps, batch_size) int64.
 
-        Positions from `count` on are padding.
+        A position of `count`, the number of samples, or more is padding.
         """
         positions, _ = _arranged(self, epoch, seed)
         steps = positions.reshape(-1, self.world_size, self.batch_size)[:, self.rank]
@@ -280,8 +280,8 @@ class BucketSampler(ShardedSampler):
     def places(self, step: int):
         """Yield (rows, places): the rows of a step's outputs, and their places in the result.
 
-        Padding rows are left out, and `places` are positions in the dataset. With a `limit`, only
-        the first steps are computed, so their rows are placed one after another.
+        Padding rows are left out. `places` are the positions of the samples in the dataset. But if
+        `limit` cuts the epoch short, `places` are the next places after those of earlier steps.
         """
         import numpy
 

@@ -43,7 +43,9 @@ def values_as_built(optimizer, scheduler) -> dict[str, object]:
 
 
 def changed_settings(saved: list[dict], given: list[dict]) -> str:
-    """Return the settings of an optimizer that differ, as `lr 0.1 is used, not 0.01`; else "".
+    """Return the optimizer's settings that differ, as `lr 0.1 is used, not 0.01`; else "".
+
+    The used value is that of the checkpoint.
 
     Args:
         saved: the settings of each parameter group, from the checkpoint.
@@ -119,7 +121,7 @@ def check_length(scheduler, steps: int) -> None:
         steps: number of calls of `scheduler.step()` that are left in this run.
 
     Raises:
-        InvalidValueError: a scheduler, or a scheduler in it, has fewer steps left.
+        InvalidValueError: the scheduler, or a scheduler inside it, ends earlier.
     """
     for part, needed in _steps_of_parts(scheduler, steps):
         if needed > part.total_steps:

@@ -48,8 +48,8 @@ def remember_classes(model, train: Batches) -> None:
 def check_classes(model, batches: Batches, what: str) -> None:
     """Raise if a dataset numbers its classes in another way than the training data.
 
-    Otherwise right answers would count as wrong. Nothing is compared if `fit` has not trained the
-    model in this launch, or if one of the datasets has no list `classes`.
+    With other class numbers, right answers would count as wrong. Nothing is compared if `fit` has
+    not trained the model in this launch, or if one of the datasets has no list `classes`.
 
     Args:
         model: the model to evaluate.
@@ -85,7 +85,7 @@ def _classes(dataset) -> list:
         if other != first:
             names = [first_few(classes, 4) or "no names" for classes in (first, other)]
             raise InvalidValueError(
-                "the datasets that are joined number their classes differently",
+                "the joined datasets number their classes differently",
                 found="; and ".join(names),
                 fix="pack each of them with the same classes: pack(..., classes=first.classes)",
             )
@@ -168,9 +168,9 @@ def _check_device(core: Core, what: str, module: object) -> None:
 def check_statistics(core: Core, model) -> None:
     """Raise if a layer has counted batches, but its running statistics have not changed.
 
-    An evaluation would use mean 0 and variance 1. This happened with TorchTPU 0.2.0. There, a
-    launch corrects BatchNorm, but not other layers with running statistics.
+    An evaluation would use mean 0 and variance 1.
     """
+    # This happened with TorchTPU 0.2.0. `launch` corrects BatchNorm there, but no other layers.
     layers = {}
     for name, layer in model.named_modules():
         # With momentum=0, the statistics stay as they are on purpose.
@@ -191,7 +191,8 @@ def check_statistics(core: Core, model) -> None:
         raise InvalidValueError(
             f"the running statistics of {first_few(stuck, 3)} have not moved in an epoch: "
             "evaluation would use mean 0 and variance 1",
-            found=f"running_mean 0 and running_var 1 on {core.device}, after counted batches",
+            found=f"on {core.device}, running_mean is 0 and running_var is 1, although "
+            "num_batches_tracked is above 0",
             fix="use GroupNorm, or track_running_stats=False in these layers; or train on another "
             "backend",
         )

@@ -30,9 +30,9 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: the loss of all samples together, as if they were one batch; `evaluate` describes the
-            exception, a loss with more than 1 MiB of tensors. With `keep_outputs=False`, it is the
-            mean of the batches' losses. Each batch counts by its number of samples, or by its
+        loss: the loss of all samples together, as if they were one batch. A loss with more than
+            1 MiB of tensors is an exception: see `evaluate`. With `keep_outputs=False`, `loss` is
+            the mean of the batches' losses. Each batch counts by its number of samples, or by its
             weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, in dataset order, nested as the model's outputs; bfloat16 and
@@ -90,19 +90,19 @@ def evaluate(
     computes itself, is replaced by None, because it includes the padding. Compute the loss from the
     other outputs instead.
 
-    At first, the model's float buffers, such as BatchNorm's statistics, get their means over the
-    cores. At the end, each layer has the mode (training or evaluation) that it had before.
+    Before the first step, the model's float buffers, such as BatchNorm's statistics, are averaged
+    over the cores. At the end, each layer has the mode (training or evaluation) that it had before.
 
     Args:
         core: this core.
         model: module from a batch's inputs to outputs (B, ...), or to a tuple or dict of such
             tensors.
-        loss: function of (outputs, targets) that returns one number, or `(total, weight)`. A loss
-            that is a module is copied to the CPU. A function with tensors on the device is computed
-            on the device. If a loss has more than 1 MiB of tensors, such as the weights of a frozen
-            teacher, it is computed on their device instead: for `batch_size` samples at a time, and
-            averaged over all samples (not with `launch(shard=...)`). These tensors may also be in a
-            module that the loss function refers to.
+        loss: function of (outputs, targets) that returns one number, or `(total, weight)`. It runs
+            on the CPU; a module is copied to the CPU for this. But a function that uses tensors on
+            the device runs on the device. If a loss uses more than 1 MiB of tensors, such as a
+            frozen teacher's weights, it runs where these tensors are. It then gets `batch_size`
+            samples at a time, and its results are averaged over all samples. With
+            `launch(shard=...)`, the size of its tensors does not matter.
         batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
             `fit`. None: no metrics.
@@ -470,7 +470,7 @@ def _one_number(name: str, value: object) -> float:
         raise InvalidValueError(
             f"{name} must return one number, got a {type(value).__name__} of "
             f"{', '.join(map(repr, value))}",
-            fix="a function for each of its numbers: "
+            fix="pass a function for each number: "
             f"lambda outputs, targets: {name}(outputs, targets)[{part!r}]",
         )
     # A torchmetrics metric with average=None returns a number per class.

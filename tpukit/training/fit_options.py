@@ -30,14 +30,13 @@ class FitOptions:
             anew, without the earlier epochs. On a TPU, the step is compiled once more.
         averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`.
             `fit` updates it after every step, evaluates it instead of the model, and saves it in
-            `best.pt`. Make it after `core.model` and without `device=`. With device="xla", its
-            counter is on the device, and its Python code compares the counter with 0. For that the
-            counter is copied to the host twice per step, which cuts the step into three graphs
-            (measured on torch_xla 2.9).
+            `best.pt`. Make it after `core.model` and without the argument `device`. With
+            `AveragedModel(model, device="xla")`, a number would be copied to the host twice per
+            step, which cuts each step into three graphs (measured on torch_xla 2.9).
         on_epoch_end: function that `fit` calls on every core with the `History` after each epoch.
             If it returns True on any core, training stops. A run that resumes at the end of an
-            epoch calls the function first. So a training that the function has stopped does not
-            continue if you run it again.
+            epoch calls the function before it trains. So if you repeat a run that the
+            function has stopped, the function stops it again.
         log_every: optimizer steps between two copies of the losses to the host.
         same_seed: give every core the same random numbers of the host in a step. Use it for models
             that skip layers at random, as LayerDrop does, because on TPU chips all cores must run
@@ -117,7 +116,8 @@ class Checkpoints:
             "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
             and `best.pt` to it. If the backup has the newest complete checkpoint, a run continues
             from the backup. If a copy fails, `fit` prints the reason and continues. At the end,
-            `fit` waits for the last copy: at most ten minutes, and one minute without progress.
+            `fit` waits for the last copy, at most ten minutes. It gives up after one minute without
+            progress.
             See `tpukit.training.run_folder`. None: no backup.
         resume: continue from the newest complete checkpoint in the folder or the backup, if there
             is one. With False, `fit` raises an error if there is a checkpoint.

@@ -41,7 +41,7 @@ class History:
             - tflops_per_second, TFLOP/s per chip of the forward and backward passes. It is missing
               if an operation could not be counted;
             - mfu, tflops_per_second divided by the chip's peak, 0 to 1. It is also missing if the
-              peak is not known, as in a dry run. docs/speed.md defines both.
+              peak is not known, as in a dry run. docs/speed.md defines mfu and tflops_per_second.
         epochs: a row per epoch. Its columns are epoch; step; train_loss; valid_loss; the metrics,
             as valid_<name>; lr, of the last step; samples_per_second, tflops_per_second and mfu,
             without intervals in which a graph was compiled; seconds, with the evaluation.
@@ -82,7 +82,7 @@ class History:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation, 0 to 1, over the same log intervals; NaN if unknown."""
+        """Model FLOPs utilisation, 0 to 1, over the intervals of `samples_per_second`, or NaN."""
         return steady_mean(self.intervals, "mfu")
 
     @property

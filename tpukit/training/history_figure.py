@@ -91,13 +91,13 @@ def show_history(history: Any) -> Figure:
     - A series of 50 points or more is pale, under a moving mean over a twentieth of its length.
     - A ring marks the best validation point, if tpukit knows that low values (loss, error, ...) or
       high values (auroc, accuracy, f1, ...) of the measure are better.
-    - A value that stays the same, such as a constant learning rate, is a text below the panels. A
+    - A value that stays the same, such as a constant learning rate, is written below the panels. A
       loss or a score is always a curve. The text also names the entries that cannot be drawn.
 
     Args:
         history: the `History` of `fit`; a dict of series, `{"train_loss": [...], "valid_loss":
             [...]}`; a list of rows, `[{"epoch": 1, "train_loss": 0.4}, ...]`; a DataFrame; or any
-            object with such a list as `.rows`.
+            object with a list of rows as its attribute `rows`.
 
     Returns:
         a figure of matplotlib.

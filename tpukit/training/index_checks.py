@@ -71,8 +71,8 @@ class IndexChecks:
     Attributes:
         unequal: why the batches of a step have different weights in the mean loss, such as
             "ignore_index=-100"; None as long as no reason was found.
-        watching: a context for the calls of a step. It watches them in the first step, and does
-            nothing later.
+        watching: a context in which a step must call the model and the loss. It checks the indices
+            that they pass to torch in the first step, and does nothing later.
     """
 
     def __init__(self):
@@ -113,9 +113,9 @@ class IndexChecks:
 
     @contextlib.contextmanager
     def first_step(self, sent: list[list], on_host: list[list]) -> Iterator[object]:
-        """Check the calls of the first step in this block, and learn the limits of later batches.
+        """Check the integers of the first step in this block; set the limits of later batches.
 
-        Yields the context `watching`, in which the step must make its calls.
+        Yields the context `watching`, in which the step must call the model and the loss.
 
         Args:
             sent: for each batch of the step, its integers on the device, from `integers_of`.
@@ -171,10 +171,10 @@ def integers_of(batches: tuple) -> list[list]:
 
 
 def can_watch(part: object, *, on_cpu: bool) -> bool:
-    """Return whether the calls of a model or a loss can be watched.
+    """Return whether tpukit can watch which torch functions a model or a loss calls.
 
-    Calls are watched by a TorchFunctionMode, for which `torch.compile` would compile once more. On
-    a CPU, this mode also switches off the fast path of torch's attention, and so changes the
+    It watches them by a TorchFunctionMode. `torch.compile` would compile once more in this mode. On
+    a CPU, the mode also switches off the fast path of torch's attention, which changes the
     rounding.
 
     Args:

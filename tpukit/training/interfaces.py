@@ -44,8 +44,8 @@ def check_optimizer(optimizer) -> None:
 def naming_closures(optimizer) -> Iterator[None]:
     """Replace an optimizer's error about a missing closure by an error with a fix.
 
-    `check_optimizer` does not find all such optimizers: many have `step(closure=None)`, and raise
-    an error in `step` if the closure is None.
+    `check_optimizer` does not find every optimizer that needs a closure. Many have
+    `step(closure=None)`, and raise an error in `step` if the closure is None.
     """
     try:
         yield

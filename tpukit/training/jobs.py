@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from tpukit.essentials.display import InvalidValueError, Screen, Table, counted, screen
 from tpukit.essentials.environment import Folders, MachineInfo
@@ -177,7 +178,8 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
     there = whole.processes or 1  # 0 processes if the platform cannot fork
     if cores is None:
         return there
-    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+    is_count = isinstance(cores, Integral) and not isinstance(cores, bool)
+    if not is_count or cores < 1:
         raise InvalidValueError(
             f"cores must be the number of jobs at a time, at least 1, got {cores!r}",
             fix="cores=1, or leave it out for a job per device",
@@ -190,7 +192,7 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
             found=host.summary,
             fix="leave cores out; configs that have to wait are run as soon as a core is free",
         )
-    return cores
+    return int(cores)
 
 
 @dataclass(frozen=True)

@@ -150,15 +150,15 @@ class CoreStrategy(ParallelStrategy):
         return [part.to(tensor.device) for part in parts]
 
     def on_train_start(self) -> None:
-        """Connect metrics that a hook of the module has created after `setup`."""
+        """Make metrics that were created after `setup` gather their states from all cores."""
         self._join_metrics()
 
     def on_validation_start(self) -> None:
-        """Connect metrics that a hook of the module has created after `setup`."""
+        """Make metrics that were created after `setup` gather their states from all cores."""
         self._join_metrics()
 
     def on_test_start(self) -> None:
-        """Connect metrics that a hook of the module has created after `setup`."""
+        """Make metrics that were created after `setup` gather their states from all cores."""
         self._join_metrics()
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:

@@ -16,9 +16,9 @@ Writer = Callable[[Row], object]
 class LogWriters:
     """Calls each logger, a function of a row, with every row once, in order.
 
-    If a logger raises an error, the error is printed, and the logger gets no more rows. An
-    interrupt during a call has the same effect, because the logger may hang. The kernel can then
-    still receive the rows that the cores have sent.
+    If a logger raises an error, the error is printed, and the logger gets no more rows. A logger
+    that is interrupted gets no more rows either, because it may hang, and the kernel must still
+    receive the rows of the cores.
 
     Args:
         loggers: a function of a row, or several such functions; None for none.
@@ -30,9 +30,11 @@ class LogWriters:
 
     def __init__(self, loggers: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
         self._say = say
-        if callable(loggers):
+        if loggers is None:
+            loggers = []
+        elif not isinstance(loggers, Iterable) or callable(loggers):
             loggers = [loggers]
-        self._writers: list[Writer] = list(loggers or ())
+        self._writers: list[Writer] = list(loggers)
         self._waiting: deque[tuple[Writer, Row]] = deque()
         for writer in self._writers:
             if not callable(writer):

@@ -46,7 +46,7 @@ class StepLosses:
     Attributes:
         time_is_up: whether any core's `TimeLimit` flag was raised in a step that `fetch` has read.
         save_is_due: whether a checkpoint was due on core 0 in the last step that `fetch` has read.
-        lr: the learning rate of that step; NaN before the first `fetch`.
+        lr: the learning rate of the last step that `fetch` has read; NaN before the first `fetch`.
     """
 
     def __init__(self, core):

@@ -32,8 +32,8 @@ def predict(
 
         outputs = predict(core, model, core.batches(images, batch_size=64))
 
-    Every core gets the outputs of all samples. As in `evaluate`, the model's float buffers get
-    their means over the cores first. A batch needs no targets. It is a tensor; a tuple,
+    Every core gets the outputs of all samples. First, as in `evaluate`, the model's float buffers
+    are averaged over the cores. A batch needs no targets. It is a tensor; a tuple,
     of which only the first part is used; or a mapping, which is passed as keyword arguments.
 
     Args:
@@ -91,7 +91,7 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
         raise InvalidValueError(
             f"{name} needs every sample once, in order; got batches with "
             f"shuffle={sampler.shuffle}, drop_last={sampler.drop_last}",
-            fix="core.batches(dataset, batch_size=...) without them",
+            fix="core.batches(dataset, batch_size=...), without shuffle and drop_last",
         )
 
 
@@ -224,7 +224,8 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
         raise InvalidValueError(
             f"every output must have the samples on its first axis, got {tuple(leaf.shape)} for "
             f"{batch_size} samples",
-            fix="leave it out of the model's outputs in evaluation: if self.training: ...",
+            fix="leave it out of the model's outputs in evaluation: "
+            "return (logits, extra) if self.training else logits",
         )
     return leaf.ndim == 0
 

@@ -95,6 +95,6 @@ def _call_of_python(frame) -> str | None:
 def is_own(file: str) -> bool:
     """Return whether a source file is the user's: a notebook cell, or a .py file of the user.
 
-    Files of Python, of installed packages and of tpukit are not.
+    Files of Python, of installed packages and of tpukit are not the user's.
     """
     return "-packages" not in file and not file.startswith(_LIBRARIES)

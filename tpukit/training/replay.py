@@ -154,7 +154,7 @@ class Replay:
         self._has_explained = False  # whether the line about forms of batches was printed
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Make all cores capture this step if it ends an epoch, or if 47 divides its number."""
+        """Make all cores capture this step if it ends an epoch, or is the 47th, 94th and so on."""
         if is_last or number % _CAPTURE_EVERY == 0:
             self.capture_next()
 
@@ -253,8 +253,8 @@ class Replay:
     def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
         """Capture the step that runs in the block, and then run its program.
 
-        Yields a list, to which the block appends its two losses. If the step is not a single
-        program, this method does not run it, and the sync at the end of the step runs it.
+        Yields a list, to which the block appends its two losses. A step of several programs is not
+        run by this method, but by the sync at the end of the step.
         """
         losses: list = []
         if self._is_over:
@@ -441,7 +441,7 @@ class Replay:
     # Agreement
 
     def agree(self, number: int) -> bool:
-        """End replay on all cores if one of them has found a reason; return whether it ends now.
+        """End replay on all cores if a core has a reason for this; return whether replay ends.
 
         The cores exchange their reasons after a captured step, and core 0 prints one. Collective:
         call it on every core.

@@ -72,7 +72,7 @@ class Progress:
         """Continue at the sample where a state was saved.
 
         The number of cores and the batch size may differ from those of the saved run. So the steps
-        done in the epoch are computed from its samples.
+        done in the epoch are computed from the number of samples done.
         """
         samples = state["in_epoch"] * state["samples_per_step"]
         self.step = state["step"]
@@ -220,7 +220,7 @@ class RunState:
         if not self._options.resume:
             raise InvalidValueError(
                 f"resume=False, and {self._store.folder} holds checkpoints "
-                f"of step {checkpoint.step}",
+                f"up to step {checkpoint.step}",
                 fix="another folder, or remove this one; resume=True continues from the checkpoint",
             )
         self._load_parts(checkpoint)
@@ -323,8 +323,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        If checkpoints are saved, core 0 must finish its step first, and a step needs all cores. So
-        all other cores continue for `STEP_SECONDS` after SIGTERM.
+        Core 0 needs all cores to finish its step before it saves a checkpoint. So if checkpoints
+        are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False
@@ -380,8 +380,8 @@ class TimeLimit:
 
     The clocks of the cores differ. If one core stopped alone, the others would wait for it. So each
     core sets a flag when its time is up. The flags are averaged with the loss, and all cores read
-    the means at the same log point. A second flag, which core 0 sets, shows that a checkpoint is
-    due, because all cores compare their states before a checkpoint.
+    the means at the same log point. Core 0 sets a second flag when a checkpoint is due. All cores
+    need this flag, because they compare their states before a checkpoint.
 
                      core 0    core 1    mean, on both cores
         time is up   0         1         0.5: both stop at this log point
@@ -411,7 +411,7 @@ class TimeLimit:
     def record(self, what: str, seconds: float) -> None:
         """Record the duration of an "interval", "evaluation" or "save".
 
-        `update` reserves the longest duration of each.
+        `update` leaves enough time for the longest of each.
         """
         self._longest[what] = max(self._longest[what], seconds)
 

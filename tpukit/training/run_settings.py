@@ -37,8 +37,7 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
 
     Raises:
         ValueError: the folder or the backup has other settings, and the message names those
-            that differ; or one of them has checkpoints and neither has settings; or `folder` is a
-            URL.
+            that differ; or there are checkpoints but no settings; or `folder` is a URL.
         TypeError: JSON does not support a value, such as a number of numpy.
         OSError: the backup cannot be read or written.
         NotInstalledError: the package for the URL of the backup is missing.
@@ -184,7 +183,9 @@ def _decoded(place: _Folder | _Bucket, text: bytes):
 def _differences(kept, asked, name: str = "") -> list[str]:
     """Return a text for each setting that differs: "images.size 32, asked for 64"."""
     if not isinstance(kept, dict) or not isinstance(asked, dict):
-        return [] if kept == asked else [f"{name} {kept}, asked for {asked}"]
+        # In Python NaN does not equal NaN, but their JSON does.
+        is_same = kept == asked or json.dumps(kept) == json.dumps(asked)
+        return [] if is_same else [f"{name} {kept}, asked for {asked}"]
     differences = []
     for key in {**kept, **asked}:
         inner = f"{name}.{key}".strip(".")

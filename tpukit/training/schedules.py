@@ -135,7 +135,7 @@ def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str
     if scheduler.mode != mode:
         raise InvalidValueError(
             f"ReduceLROnPlateau would lower the learning rate while {column} gets better",
-            found=f'mode="{scheduler.mode}", its default is "min"',
+            found=f'the mode of the scheduler is "{scheduler.mode}"',
             fix=f'ReduceLROnPlateau(optimizer, mode="{mode}")',
         )
     return "epoch"

@@ -66,8 +66,8 @@ class TrainStep:
 
     Attributes:
         arrange: converts a batch from the layout in which it is sent to the device into the batch
-            that `core.batches` yields. It is a part of the step's program, so that a replayed step
-            does it, too.
+            that `core.batches` yields. The conversion is a part of the step's program, so a
+            replayed step contains it, too.
         further_parts: returns the arguments of the loss after (outputs, targets).
         shapes: number of expected batch shapes; each causes one compilation.
     """
@@ -111,7 +111,7 @@ class TrainStep:
     def begin_augmenting(self, augment: Callable | None) -> None:
         """Augment the batches of all later steps; None: do not augment them.
 
-        Augmentation changes the graph. So the monitor of recompilations and replay start anew.
+        Augmentation changes the graph. So replay and the count of recompilations start anew.
         """
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)

@@ -41,7 +41,8 @@ class StepFlops:
     def step(self, batches: tuple) -> Iterator[None]:
         """Add the FLOPs of the step in the block to `total`.
 
-        If they are not known yet, count them: the step must call its model and loss in `forward`.
+        The first step of each batch shape is counted. So every step must call its model and loss in
+        the block of `forward`.
         """
         if self.total is None:
             yield

@@ -32,7 +32,7 @@ class Source(NamedTuple):
         group: for "setting" and "adam", the number of the optimizer's parameter group.
         name: for "setting", its name.
         factor: for "setting", 1 if the number is the setting itself, -1 if its negative.
-        summand: for "counter", 0 or -1: torch reads the counter before it increases it.
+        summand: for "counter", -1 if torch reads the counter before increasing it, otherwise 0.
         parameter: for "adam", the parameter whose step count is used, as its number in the group.
     """
 

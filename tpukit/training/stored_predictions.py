@@ -28,10 +28,12 @@ from tpukit.essentials.display import (
     InvalidTypeError,
     InvalidValueError,
     PathNotFoundError,
+    check_count,
     first_few,
 )
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import Core, called_text
+from tpukit.training.fit_options import absolute
 from tpukit.training.prediction import predict
 
 PLAN = "predictions.json"
@@ -77,8 +79,8 @@ def predict_to(
 
     Raises:
         ValueError: an output is larger than 65504, the largest float16; the folder has outputs of
-            these weights for other samples, or with another `preprocess` or `bf16`; or a folder is
-            a URL.
+            these weights for other samples, or with another `preprocess` or `bf16`; the dataset is
+            empty; `piece` is below 1; or a folder is a URL.
         TypeError: the outputs are neither a tensor nor a dict of tensors.
     """
     import torch
@@ -86,8 +88,14 @@ def predict_to(
 
     _refuse_url("folder", folder)
     _refuse_url("backup_dir", backup_dir or "")
-    folder = Path(folder)
+    check_count("piece", piece)
+    folder = absolute(folder)
     count = len(dataset)
+    if not count:
+        raise InvalidValueError(
+            "the dataset has no samples, so there is nothing to predict",
+            fix="check how the dataset was made",
+        )
     starts = range(0, count, piece)
     plan = {
         "weights": _digest(core.to_host(model.state_dict())),
@@ -99,7 +107,9 @@ def predict_to(
     if core.is_main:
         plan["facts"] = _facts(dataset, preprocess, bf16=bf16)
         _begin(folder, plan)
-        backup_dir = backup_dir and _restore(Path(backup_dir), folder, plan=plan, say=core.print)
+        backup_dir = backup_dir and _restore(
+            absolute(backup_dir), folder, plan=plan, say=core.print
+        )
         is_found += torch.tensor([(folder / _name(start)).is_file() for start in starts])
     # Only core 0 looks for files, and all cores get its result. If each core looked, some could see
     # a file that core 0 has just written, and would not compute the same pieces as the others.
@@ -137,7 +147,7 @@ def read_predictions(folder) -> object:
     import numpy
     import torch
 
-    folder = Path(folder)
+    folder = absolute(folder)
     plan = {"count": 0, "piece": 1}
     if (folder / PLAN).is_file():
         plan = json.loads((folder / PLAN).read_text())

@@ -69,12 +69,13 @@ class StreamBatches(Batches):
         workers: loader processes per core; None or 0: the main process reads.
         shuffle, weights, mask, buckets: not supported for a stream.
         shares_process: whether other cores are threads of this process.
-        numbers: function that returns a context for reading without loader processes: in it,
-            random numbers are this core's own.
+        numbers: function that returns a context with this core's own random numbers, for reading
+            without loader processes.
         **options: further arguments of `Batches`.
 
     Raises:
-        InvalidTypeError: the dataset has numbered samples, or a function must open each share.
+        InvalidTypeError: the dataset has indices; or it is a webdataset pipeline or an iterator,
+            for which you must pass a function of (share, shares).
         InvalidValueError: a number is out of range; or shuffle, weights, mask or buckets are set.
     """
 
@@ -214,7 +215,7 @@ class StreamFeed:
         return numbered(plan.samples, (self._next() for _ in plan.samples))
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch unchanged: it is sent as a loop gets it."""
+        """Return a batch unchanged: a loop gets it in the form in which it was sent."""
         return tensors
 
     def restart(self) -> None:

@@ -131,8 +131,9 @@ def fit(
         model: the module that `core.model` returned. Layers in evaluation mode stay in this mode.
             But if all layers are in it, `fit` puts all of them into training mode.
         optimizer: an optimizer of torch.optim, except LBFGS, with the model's parameters. A resumed
-            run restores its settings, such as the learning rate, from the checkpoint. If it has
-            the methods `train` and `eval`, as schedule-free optimizers have, `fit` calls them.
+            run restores the optimizer's settings, such as the learning rate, from the checkpoint.
+            If an optimizer has the methods `train` and `eval`, as schedule-free ones have, `fit`
+            calls these methods.
         loss: function of (outputs, targets) that returns a tensor with one element, the mean over
             the samples. With `ignore_index` or class weights, let it return `(total, weight)`:
             `fit` divides the sum of the totals by the sum of the weights, over all cores and

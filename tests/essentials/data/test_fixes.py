@@ -152,7 +152,7 @@ def test_the_fix_works_for_samples_with_a_mask():
         'feeds: mask=True adds the entry "mask" to a batch, and the samples have ...'
     ) as fix:
         all_of(core.batches([sample("mask")] * 3, batch_size=2, mask=True))
-    named = fix.code(r'(?<=call it )"\w+"')
+    named = fix.code(r'(?<=for example to )"\w+"')
     (batch, _) = all_of(core.batches([sample(named)] * 3, batch_size=2, mask=True))
     assert (batch[named].shape, batch["mask"].tolist()) == ((2, 2, 2), [True, True])
     all_of(core.batches([sample("mask")] * 3, batch_size=2, mask=False))
@@ -467,7 +467,7 @@ UNLIKE = {
     "flipped arrays": (
         [torch.zeros(2).numpy()[::-1]] * 2,
         lambda sample: sample.copy(),
-        "flipped arrays with .copy()",
+        "for flipped arrays, call .copy()",
     ),
     "None": (
         [(torch.zeros(2), 1), None],

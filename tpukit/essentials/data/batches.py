@@ -58,22 +58,22 @@ class Batches:
         mask: add to each batch a (batch_size,) bool tensor, False for padding.
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         seed: the seed of the order, and of the random numbers of each batch; 0 or more.
-        workers: number of loader processes. None for one less than the processors per core, at most
-            16, if a source decodes JPEG images; otherwise 0.
+        workers: number of loader processes. If a source decodes JPEG images, None means one less
+            than the number of processors per core, at most 16. Otherwise None means 0.
         threads: number of threads that prepare the batches of a source.
         send: a function that copies a list of tensors to the device; None to leave them on the
             host.
-        received: a function that is called with each batch on the device when a loop gets it.
+        received: a function. When a loop gets a batch, the function is called with this batch.
         shares_process: True if other cores are threads of this process, which share its random
             generators.
-        numbers: returns a context manager in which this core draws random numbers of its own. It
-            is used if `workers` is 0, because this process then reads the samples.
+        numbers: a function that returns a context manager. If `workers` is 0, samples are read in
+            this context, so that each core draws its own random numbers.
 
     Attributes:
         dataset: the dataset, as it was passed.
         sampler: the `ShardedSampler`, which computes the samples of this core.
         epoch: number of the current epoch; after a whole loop, the number of the next epoch.
-        wait_seconds: seconds that loops have waited for batches; in a session, since the run began.
+        wait_seconds: seconds that loops have waited for batches. Each run of a session starts at 0.
         drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
     Raises:
@@ -191,8 +191,7 @@ class Batches:
     def with_samples(self) -> Iterator[tuple]:
         """Yield (sample numbers, batch) for each batch of the next epoch.
 
-        The numbers are a (batch_size,) int64 array on the host. The batches are those of a loop
-        over this object.
+        The numbers are a (batch_size,) int64 array on the host.
         """
         yield from map(self._numbered, self.epoch_as_sent())
 
@@ -203,7 +202,7 @@ class Batches:
         return sent.samples, self.arrange(sent.tensors)
 
     def epoch_as_sent(self) -> Iterator[Sent]:
-        """Yield the batches of an epoch as they were sent to the device, before `arrange`."""
+        """Yield the batches of the next epoch on the device, without calling `arrange`."""
         if not self._resumed:
             self.end_epoch()  # after a `break`, the previous loop has not ended its epoch
         self._resumed = False
@@ -245,10 +244,8 @@ class Batches:
 
     @property
     def layout(self) -> dict[str, object]:
-        """The settings that divide the dataset, by name; they must be equal on all cores.
-
-        The seed is one of them, because a loaded checkpoint may have changed it.
-        """
+        """A dict of the settings that divide the dataset; it must be equal on all cores."""
+        # The seed, too, because a loaded checkpoint may have changed it.
         return {
             "seed of core.batches": self._seed,
             "batch_size": self.sampler.batch_size,
@@ -272,7 +269,7 @@ class Batches:
     def identity(self) -> dict[str, object]:
         """Return the facts by which a checkpoint recognises its dataset.
 
-        The dict is empty for a stream. This method reads no sample.
+        The dict is empty for an iterable dataset. This method reads no sample.
         """
         if self._identity is None:
             self._identity = identity(self.dataset) if self.has_numbers else {}
@@ -293,8 +290,8 @@ class Batches:
             raise InvalidValueError(
                 f"the saved state belongs to another {kind}",
                 found="different: " + first_few(different, 4),
-                fix="pass the dataset that the state was saved with, or give this run a folder of "
-                "its own",
+                fix="pass the dataset that the state was saved with, or use another folder for "
+                "the checkpoints of this run",
             )
 
     def state_dict(self) -> dict:
@@ -327,10 +324,9 @@ class Batches:
     def load_state_dict(self, state: dict) -> None:
         """Continue at a saved position: the next loop yields the rest of that epoch.
 
-        In the middle of an epoch, `shuffle` and the buckets must be those of the saved run. With
-        `shuffle` and without buckets, the number of cores, the batch size and `drop_last` may
-        differ. Otherwise these three must be the same, too: without `shuffle`, each core has read
-        the beginning of its own part, and with buckets, the steps would contain other samples.
+        If the state is from the middle of an epoch, `shuffle` and the buckets must be those of the
+        saved run. Without `shuffle`, or with buckets, the number of cores, the batch size and
+        `drop_last` must be equal, too.
 
         Args:
             state: the result of `state_dict`.
@@ -355,7 +351,9 @@ class Batches:
         self.check_identity(state.get("dataset", self.identity()))
         saved = state["layout"]
         here = self.state_dict()["layout"]
-        # Between two epochs every division of the next epoch is possible.
+        # Between two epochs every division of the next epoch is possible. Within an epoch, without
+        # `shuffle`, each core has read the beginning of its own part. With buckets and other
+        # settings, the steps would contain other samples.
         is_within_epoch = 0 < state["samples"] < state["count"]
         if is_within_epoch and saved != here:
             raise InvalidValueError(
@@ -393,7 +391,7 @@ class Batches:
 
     @contextlib.contextmanager
     def checking(self, check: Callable[[list], object]) -> Iterator[None]:
-        """In the block, call a function on the tensors of each batch before the transfer."""
+        """In the block, call `check` with the tensors of each batch before they are sent."""
         self._transfer.check = check
         try:
             yield

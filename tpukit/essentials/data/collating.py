@@ -15,7 +15,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
     Raises:
         InvalidValueError: the items cannot be stacked; the message describes the first item and the
             first that differs from it.
-        RuntimeError: all items have the same form; torch's error names another cause.
+        RuntimeError: torch could not join the items, although their types and shapes are equal.
     """
     from torch.utils.data import default_collate
 
@@ -35,9 +35,9 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
         raise InvalidValueError(
             "the samples of a batch cannot be stacked",
             found="; ".join(found),
-            fix="return tensors of one shape from __getitem__, and never None: images through "
-            "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor(), "
-            "flipped arrays with .copy(); pad series with core.batches(..., buckets=(64, 128))",
+            fix="return tensors of one shape from __getitem__, and never None; for images, apply "
+            "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor(); for flipped arrays, "
+            "call .copy(); for series of several lengths: core.batches(..., buckets=(64, 128))",
         ) from error
 
 

@@ -39,8 +39,8 @@ class EpochPlan(NamedTuple):
     Attributes:
         samples: (steps, batch_size) int64, the sample numbers.
         is_real: (steps, batch_size) bool, False for padding.
-        numbers: a number per batch, unique in the epoch over all cores. Together with `seed`, it
-            seeds the batch's random numbers in a loader process, and the dataset's generators.
+        numbers: a number per batch, unique in the epoch over all cores. In a loader process, the
+            random numbers of a batch depend only on `seed` and this number.
         seed: (the seed of `Batches`, epoch).
         done: number of steps of this epoch that are over.
         lengths: with buckets, the length to which each step is padded; otherwise None.
@@ -168,8 +168,8 @@ class SampleFeed:
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         shares_process: True if other cores are threads of this process, which share its random
             generators.
-        numbers: returns a context manager in which this core draws random numbers of its own. It
-            is used if `workers` is 0, because this process then reads the samples.
+        numbers: a function that returns a context manager. If `workers` is 0, samples are read in
+            this context, so that each core draws its own random numbers.
         generators: the random generators in the dataset, which are seeded for each batch.
     """
 
@@ -197,8 +197,8 @@ class SampleFeed:
     def epoch(self, plan: EpochPlan) -> Iterator[Sent]:
         """Return an iterator over the batches of a plan.
 
-        Loader processes make them ahead of the loop. Without processes, each batch is made when the
-        loop asks for it.
+        Loader processes make batches ahead of the loop. Without loader processes, each batch is
+        made when the loop asks for it.
         """
         loaded = load_samples(
             self._dataset,
@@ -234,18 +234,16 @@ class SampleFeed:
 
 
 def numbered(samples: Iterable, batches: Iterator[object]) -> Iterator[Sent]:
-    """Yield each batch with the numbers of its samples.
-
-    This function keeps no reference to a batch while it makes the next one; `zip` or a local
-    variable would. So if the loop has released the previous batch, its buffer is used again for the
-    next batch, while the buffer is still in the processor's cache.
-    """
+    """Yield each batch with the numbers of its samples."""
+    # Not `zip` and no local variable, because they would refer to a batch while the next is made.
+    # If the loop has released the batch, too, the next batch reuses its buffer, while this is still
+    # in the processor's cache.
     for numbers in samples:
         yield Sent(numbers, next(batches))
 
 
 def send_nested(batch: object, transfer: Callable[[list], list]) -> object:
-    """Send the tensors of a nested batch in a single transfer; return the batch."""
+    """Return a nested batch with its tensors on the device, sent in a single transfer."""
     import torch
     from torch.utils import _pytree as tree
 
@@ -270,7 +268,7 @@ def _with_mask(batch: object, real) -> object:
         if "mask" in batch:
             raise InvalidValueError(
                 'mask=True adds the entry "mask" to a batch, and the samples have one already',
-                fix='call it "masks" in __getitem__, or another name; or mask=False',
+                fix='rename the entry in __getitem__, for example to "masks"; or pass mask=False',
             )
         return {**batch, "mask": real}
     if isinstance(batch, list | tuple):

@@ -28,11 +28,11 @@ PLAIN_BYTES = 100  # assumed size of a row of plain values, in bytes
 
 
 def fingerprint(dataset: object) -> dict[str, object]:
-    """Return the class, the length and checksums of a dataset, as short values by name.
+    """Return the class, the length and checksums of a dataset, as a dict of short values.
 
     Attributes with an entry per sample get a checksum, whatever their names are: the indices of a
-    Subset, labels, targets, tensors, files, the rows of a table. Lists of class names get one, too.
-    Entries of more than 1 KiB, such as pixels, and entries that are objects are not compared.
+    Subset, labels, targets, tensors, files, the rows of a table. So do lists of class names.
+    Attributes with entries of more than 1 KiB, such as pixels, or with objects get none.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
@@ -170,7 +170,7 @@ def as_array(tensor):
 
 
 def array_checksum(array) -> int:
-    """Return a CRC-32 of about 4 MiB of an array: of every k-th row along axis 0."""
+    """Return a CRC-32 of an array. Of a large array it covers evenly spaced rows, about 4 MiB."""
     import numpy
 
     # Whole rows, so that a difference in any column of such a row changes the checksum.
@@ -179,7 +179,7 @@ def array_checksum(array) -> int:
 
 
 def is_arrow(value: object) -> bool:
-    """Return whether a value is a table of Arrow, or of Hugging Face, which wraps one."""
+    """Return whether a value is an Arrow table, or Hugging Face's wrapper of an Arrow table."""
     return all(hasattr(value, name) for name in ("columns", "slice", "to_pylist"))
 
 
@@ -193,9 +193,9 @@ def column_checksums(table) -> list[int | None]:
 
 
 def as_plain(value: object) -> object:
-    """Return a value with Python's numbers in place of those of numpy, and of torch on the CPU.
+    """Return a value with Python numbers in place of numpy scalars and scalar CPU tensors.
 
-    Numbers in tuples, lists and dicts are converted, too. `repr` then does not depend on numpy.
+    Numbers in tuples, lists and dicts are converted, too.
     """
     import numpy
     import torch
@@ -220,7 +220,7 @@ def is_plain(value: object) -> bool:
 
 
 def row_step(size: int, rows: int) -> int:
-    """Return the step k: every k-th row is read, so that about 4 MiB are read in all.
+    """Return k: if only every k-th row is read, about 4 MiB are read at most.
 
     Args:
         size: the size of all rows in bytes.

@@ -54,7 +54,7 @@ def identity(dataset: object) -> dict[str, object]:
 
 
 def different_parts(saved: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """Return the names of the parts that differ, with both values if they are texts.
+    """Return the names of the facts that differ, and the values if both are strings.
 
     Args:
         saved: the identity in the checkpoint.

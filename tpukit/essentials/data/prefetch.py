@@ -44,7 +44,9 @@ class _Outcome(NamedTuple):
 
 
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
-    """Yield the results of calls in order; threads run them, two ahead per thread.
+    """Run calls in threads, and yield their results in order.
+
+    Each thread is at most two calls ahead of the loop over the results.
 
     Args:
         calls: functions without arguments.
@@ -113,10 +115,9 @@ def load_samples(
 ) -> Iterator[object]:
     """Yield the batches of a dataset, made by a DataLoader with or without processes.
 
-    A process seeds its random numbers for each batch with `seed` and the batch's number, so a batch
-    does not depend on the process that makes it. Without processes, the caller's thread makes the
-    batches with the caller's random numbers. But if other cores are threads of the caller's process
-    (`in_turn`), the caller's thread seeds its random numbers for each batch, too.
+    A loader process seeds its random numbers for each batch with `seed` and the batch's number. So
+    a batch does not depend on the process that makes it. With `workers=0` the calling thread makes
+    the batches. It seeds its random numbers for each batch only if `in_turn` is True.
 
     Args:
         dataset: the dataset.
@@ -148,17 +149,16 @@ def load_images(
 ) -> Iterator[tuple]:
     """Yield (images, labels) of a source from loader processes.
 
-    The processes write images into shared memory, so images are not copied, and /dev/shm is not
-    used.
-
     Args:
         source: the source.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: number of loader processes, at least 1.
-        seed: the seed of the epoch. Each batch is seeded with `seed` and its number.
+        seed: the seed of the epoch. A batch is seeded with `seed` and with its own number.
     """
     import torch
 
+    # The processes write the images into shared memory, so no image is copied. This memory is
+    # anonymous, so it needs no room in /dev/shm.
     buffers = None
     if _forks(workers):
         _, samples = jobs[0]
@@ -320,14 +320,14 @@ class _BatchDataset:
 class Buffers:
     """uint8 arrays of the same shape, which are used again when nothing refers to them.
 
-    In a single thread new arrays would be as fast, but two threads would wait for each other while
-    the operating system allocates the pages.
-
     Args:
         shape: the shape of each array.
-        shared: the number of arrays in shared memory, into which processes that are forked later
-            can write. 0 for ordinary arrays, made when needed, of which up to 16 are reused.
+        shared: the number of arrays in shared memory. Processes that are forked later can write
+            into them. With 0, ordinary arrays are made when needed, and up to 16 are reused.
     """
+
+    # In a single thread new arrays would be as fast. Two threads would wait for each other while
+    # the operating system allocates the pages.
 
     def __init__(self, shape: tuple[int, ...], shared: int = 0):
         self._shape = shape

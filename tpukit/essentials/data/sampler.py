@@ -38,8 +38,8 @@ class ShardedSampler:
         shuffle: whether the order is a permutation.
         drop_last: leave out the last samples if they do not fill a step, instead of padding.
         limit: the largest number of steps in an epoch; None for no limit.
-        shares: None for a permutation. With the result of `sample_shares`, (count,) float64 that
-            ascends to 1, a shuffled epoch draws `count` samples with replacement.
+        shares: the result of `sample_shares`, to draw `count` samples with replacement in a
+            shuffled epoch; None for a permutation.
     """
 
     count: int
@@ -70,12 +70,10 @@ class ShardedSampler:
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return this core's positions in the epoch; those from `count` on are padding.
 
-        They are the same in every epoch. The sampler for buckets overrides this method.
-
         Args:
             done: number of samples that all cores together have already got in this epoch.
-            epoch: number of the epoch.
-            seed: the seed of the permutation.
+            epoch: number of the epoch. Only the sampler for buckets uses it.
+            seed: the seed of the permutation. Only the sampler for buckets uses it.
 
         Returns:
             (steps, batch_size) int64.
@@ -127,16 +125,16 @@ class ShardedSampler:
         return None if self.shares is None else zlib.crc32(self.shares.tobytes())
 
     def places(self, step: int) -> Iterator[tuple[slice, slice]]:
-        """Yield for each core its rows in a gathered step, and their places in the epoch.
+        """Yield where the gathered rows of a step belong in the outputs of the whole epoch.
 
-        Use it only for an epoch in order. Padding is left out. With a `limit`, the places count
-        only the steps within the limit, and may include padding of the last cores.
+        Use it only with `shuffle=False`. Rows of padding are left out. With a `limit`, some may
+        remain.
 
         Args:
             step: number of the step, from 0.
 
         Yields:
-            (rows, places), a pair of slices per core: `whole[places] = gathered[rows]`.
+            (rows, places) of each core, two slices: `whole[places] = gathered[rows]`.
         """
         for rank in range(self.world_size):
             start = (rank * self.steps() + step) * self.batch_size
@@ -145,7 +143,7 @@ class ShardedSampler:
             yield slice(row, row + real), slice(start, start + real)
 
     def seen(self) -> int:
-        """Return the number of samples in an epoch without padding; with a limit, at most."""
+        """Return the number of samples in an epoch without padding; an upper bound with a limit."""
         return min(self.count, self.steps() * self.samples_per_step)
 
 

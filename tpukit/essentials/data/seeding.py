@@ -87,11 +87,10 @@ def random_states_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
-    """Seed the host's random numbers for a block, one thread at a time.
+    """Seed the host's random numbers for a block, and restore the former states after it.
 
-    After the block the former states are restored. If all other threads draw random numbers only
-    in such blocks, and seed them only here or by `seed_in_turn`, the random numbers in this block
-    do not depend on these threads.
+    Only one thread at a time can be in such a block. If another thread meanwhile draws random
+    numbers outside such a block, the random numbers in the block change.
     """
     with TURN, random_states_restored():
         seed_host(numbers)

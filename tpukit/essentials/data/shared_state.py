@@ -121,7 +121,7 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each variable of a worker function that is a file or a generator."""
+    """Return a warning for each open file and random generator that a worker function uses."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     lines = []
@@ -153,8 +153,8 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         with `seeding.seed_generators`.
 
     Raises:
-        InvalidValueError: the dataset uses an open file, a generator of its own or threads, and
-            several processes would share it. Threads are missing in each fork, even in one core.
+        InvalidValueError: several processes would share an open file or a random generator of the
+            dataset, or the dataset uses threads. Forked processes have no copy of threads.
     """
     readers = f"{workers} loader processes" if workers else f"{world_size} cores"
     inside = []

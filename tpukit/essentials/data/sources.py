@@ -7,10 +7,9 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, first
 
 
 class MapDataset(Protocol):
-    """A map-style dataset with `len(dataset)` samples.
+    """A map-style dataset: any class with the methods `__len__` and `__getitem__`.
 
-    The sample `dataset[i]` is a tensor, a number, or a tuple or dict of them. Type checkers accept
-    any class with these two methods.
+    The sample `dataset[i]` is a tensor, a number, or a tuple or dict of them.
     """
 
     def __len__(self) -> int: ...  # noqa: D105
@@ -20,11 +19,11 @@ class MapDataset(Protocol):
 class BatchSource(Protocol):
     """A dataset that returns whole batches, as `PackedImages` and `CachedImages` do.
 
-    `take(indices, out)` returns (n, height, width, 3) uint8 images, and writes them into `out` if
-    that is given. With masks the images have a fourth channel; see `split_masks`. Three attributes
-    are optional:
+    `take(indices, out)` returns (n, height, width, 3) uint8 images. If `out` is not None, it writes
+    the images into this array. With masks the images have a fourth channel; see `split_masks`.
+    Three attributes are optional:
 
-    - `read_ahead(indices)`, a method that prepares reading the samples of the next batch;
+    - `read_ahead(indices)`, a method that begins to read the samples of the next batch from disk;
     - `in_memory`, true if all images are in memory;
     - `encoding`, "jpeg" if `take` decodes images, so that loader processes are useful.
 
@@ -79,8 +78,9 @@ def _join(sources: list[BatchSource | None]) -> BatchSource | None:
             raise InvalidValueError(
                 "the joined datasets number their classes or labels differently",
                 found=f"{first_few(first, 4) or 'none'}; and {first_few(other, 4) or 'none'}",
-                fix="pack(..., classes=first.classes) for every further dataset; if images have "
-                "several labels, pack(..., labels=...) in the same order for all",
+                fix="pack the other datasets with the classes of the first: pack(..., "
+                "classes=first.classes); if images have several labels, pack all datasets with the "
+                "labels in one order: pack(..., labels=names)",
             )
     return _SourceConcat(sources)
 
@@ -116,9 +116,9 @@ def split_masks(images, labels) -> tuple:
         labels: the labels of the images.
 
     Returns:
-        (images, targets). The images are (..., 3, H, W). The targets are the labels; with a fourth
-        channel {"labels": labels, "masks": masks}, or only the masks if `labels` is empty. Masks
-        are (..., H, W) int64.
+        (images, targets). The images are (..., 3, H, W). Without a fourth channel the targets are
+        `labels`. With a fourth channel they are {"labels": labels, "masks": masks}, or only the
+        masks if `labels` is empty. Masks are (..., H, W) int64.
     """
     if images.shape[-3] < 4:
         return images, labels
@@ -133,9 +133,9 @@ def split_masks(images, labels) -> tuple:
 def reads_many(dataset: object) -> bool:
     """Return whether `__getitems__` of a dataset gives the same samples as its `__getitem__`.
 
-    A class derived from torch's Subset inherits `__getitems__`, even if it overrides `__getitem__`.
-    Subset itself forwards `__getitems__` to the dataset inside, which is tested in the same way.
+    The methods disagree, for example, if a subclass of torch's Subset overrides only `__getitem__`.
     """
+    # Subset itself forwards `__getitems__` to the dataset inside.
     if not _agrees_with_getitem(dataset, "__getitems__"):
         return False
     inner = getattr(dataset, "dataset", None)
@@ -148,9 +148,9 @@ def reads_many(dataset: object) -> bool:
 def only_iterates(dataset: object) -> bool:
     """Return whether a dataset can only be read in order, without sample numbers.
 
-    Such datasets are iterables, functions that open an iterable, and torch's IterableDataset. The
-    last may have a length, and has a `__getitem__` that only raises an error.
+    Such datasets are iterables, functions that open an iterable, and torch's IterableDataset.
     """
+    # An IterableDataset may have a length, and has a `__getitem__` that only raises an error.
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         return True
     if hasattr(dataset, "__getitem__"):
@@ -163,7 +163,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
 
     Args:
         dataset: the dataset.
-        batch_size: the batch size in the fix, if a loader has no `batch_size`.
+        batch_size: the batch size in the error's fix, if the loader has no `batch_size`.
 
     Raises:
         InvalidTypeError: `dataset` is a DataLoader, a table or a dict of columns.
@@ -199,8 +199,8 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
             fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step; "
             "add shuffle= and drop_last= as in the loader, and steps= if its dataset can only "
             "be read in order;\n"
-            "the loader's collate_fn is not used: buckets= pads samples, and the dataset must make "
-            "all other changes;\n"
+            "the loader's collate_fn is not used: pad with buckets=, and move its other changes "
+            "into the dataset's __getitem__;\n"
             f"{of_sampler}",
         )
 

@@ -14,13 +14,13 @@ class Bar:
         label: the loop's name.
         done: number of items done so far.
         total: number of items to expect; None if that is unknown.
-        samples_per_step: samples per item; 0 for a rate in items, None for no rate.
+        samples_per_step: samples per item. 0 shows the rate in items, None shows no rate.
         seconds: seconds since the loop began, measured by the process that runs the loop; None to
             measure them here, from `began` to `ended`.
         start: number of items that were done before the loop began, as in a resumed epoch. The rate
             leaves them out.
-        unit: the unit of the rate. None chooses: "samples" if `samples_per_step` is above 0;
-            otherwise the label if it ends with "s", such as "epochs", or else "steps".
+        unit: the unit of the rate. None means "samples" if `samples_per_step` is above 0. Otherwise
+            None means the label if the label ends with "s", such as "epochs", or else "steps".
         note: text after the numbers; "" for none.
         rows_before: number of logged rows that had arrived when the loop began.
         printed: whether the end of the loop has been printed.

@@ -21,16 +21,16 @@ def names_in_order(names: object, argument: str, *, words: bool = True) -> list[
     """Return names as a list of strings, in the order of their class numbers.
 
     Args:
-        names: a list, an array, a pandas Series or Index, or a dict in a form that the module
-            documents. If a name consists of several texts, as ImageNet's synonyms do, commas join
-            them.
+        names: a list, an array, a pandas Series or Index, or a dict such as {0: "cat"} or
+            {"cat": 0}. A name may be a list of strings, as for ImageNet's synonyms. They are
+            joined with commas.
         argument: the name of the argument, for messages.
-        words: True to allow a dict from label to words. False to reject such a dict, because the
-            order of its items has no meaning.
+        words: True to allow also a dict without numbers, such as {"cat": "Felis catus"}. Its values
+            are the names, and the order of its items is the order of the class numbers.
 
     Raises:
         InvalidValueError: the names have no order, as in a set; the numbers of a dict or the index
-            of a Series are not 0, 1, 2, ...; or a name is missing or a record.
+            of a Series are not 0, 1, 2, ...; or a name is missing or is a dict.
     """
     if hasattr(names, "iloc"):
         _check_series(names, argument)
@@ -63,7 +63,7 @@ def _of_mapping(names: Mapping, argument: str, *, words: bool) -> list:
         f"{argument}= is a dict of {len(names):,} names, whose numbers are not 0 to "
         f"{len(names) - 1:,}",
         found=dict(list(names.items())[:_SHOWN]),
-        fix="number all names from 0; or, if this is their order, "
+        fix="number all names from 0; or, if the names are in the right order already, "
         f"{argument}={list(map(str, in_their_order))}",
     )
 
@@ -131,7 +131,7 @@ def _as_text(name: object, argument: str) -> str:
         raise InvalidValueError(
             f"{argument}= must be one text for each class number",
             found=repr(name),
-            fix=f'{argument}={{one["id"]: one["name"] for one in records}} if they are records; '
-            "leave out records without a name",
+            fix="leave out missing names; if the list contains records instead of names, "
+            f'{argument}={{one["id"]: one["name"] for one in records}}',
         )
     return str(name)

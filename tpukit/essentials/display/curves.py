@@ -83,8 +83,8 @@ def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
 
     Args:
         curves: `{name: [(step, value), ...]}`.
-        as_images: draw `<img>` elements in place of `<svg>` elements, which JupyterLab removes from
-            a notebook of another machine until the reader trusts it.
+        as_images: draw `<img>` elements in place of `<svg>` elements. JupyterLab does not show
+            `<svg>` elements of a notebook that the reader has not trusted.
     """
     finite = {name: _finite(points) for name, points in curves.items()}
     # The steps of all curves, so that all charts have the same x axis.

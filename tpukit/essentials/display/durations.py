@@ -14,7 +14,8 @@ def parse_duration(text: str | float, argument: str = "max_time") -> float:
     """Return a duration in seconds, from a text such as "8h30m" or a number.
 
     Args:
-        text: days, hours, minutes and seconds, such as "1d2h3m4s" or "30m"; or seconds.
+        text: days, hours, minutes and seconds, such as "1d2h3m4s" or "30m"; or an int or a float,
+            the number of seconds.
         argument: the name of the argument, for the error.
 
     Raises:

@@ -40,7 +40,8 @@ def explain(fact: str, *, found: object = "", fix: object = "", details: str = "
 class ErrorFields:
     """Mixin that gives an exception the fields and the text of `TpukitError`.
 
-    Only an exception that must not be an `Exception`, such as an interrupt, uses it directly.
+    Errors inherit it through `TpukitError`. Interrupts inherit it directly, because
+    `except Exception` must not catch them.
     """
 
     fact = ""
@@ -70,9 +71,9 @@ class ErrorFields:
 
 
 class TpukitError(ErrorFields, Exception):
-    """Base of all errors of tpukit, most of which are also errors of Python.
+    """Base of all errors of tpukit. Most of them have a built-in error as a second base.
 
-    So `except ValueError` catches an InvalidValueError, too.
+    For example, `except ValueError` catches an InvalidValueError, too.
 
     Attributes:
         fact: the problem, in a sentence in lower case, with the values that were given.
@@ -130,7 +131,7 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return the fact, found and fix of a tpukit error; of another error, its text as the fact."""
+    """Return the fact, found and fix of an error; if it has none, its text is the fact."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")
@@ -139,8 +140,8 @@ def parts_of(error: BaseException) -> ErrorParts:
 def kind_of(error: BaseException) -> str:
     """Return the name of an error's class, for a report.
 
-    For the errors of this module it is the built-in name, such as "ValueError" instead of
-    "InvalidValueError", because users know and catch that one.
+    For the errors of this module it is the name of the built-in base class, such as "ValueError"
+    for an InvalidValueError, because users know the built-in classes.
     """
     kind = type(error)
     # The bases of such a class are TpukitError and the built-in error.

@@ -48,7 +48,7 @@ def columns(asked: int | None, images: int) -> int:
     if count > _MOST_COLUMNS:
         raise InvalidValueError(
             f"columns must be at most {_MOST_COLUMNS}, got {asked}",
-            fix=f"columns={_MOST_COLUMNS}, and more rows",
+            fix=f"columns={_MOST_COLUMNS}: the figure then has more rows",
         )
     return count
 

@@ -92,7 +92,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, *, layout: str | None = None) -> Figure:
-    """Return an empty figure that a notebook can draw although pyplot does not know it.
+    """Return an empty figure, made without pyplot, which a notebook can draw.
 
     Args:
         width, height: the size in inches.
@@ -110,17 +110,17 @@ def new_figure(width: float, height: float, *, layout: str | None = None) -> Fig
 
 
 def describe(figure: Figure, text: str) -> None:
-    """Set the description of a figure, for readers who cannot see it.
+    """Set the description of a figure, for readers who cannot see the figure.
 
-    In a notebook the text is the `alt` of an HTML image, which JupyterLab and nbconvert prefer to
-    the PNG in the same output. Metadata of the PNG would be simpler, but JupyterLab 4.6 and the
-    HTML of nbconvert 7.17 ignore it (jupyter/enhancement-proposals 120). The PNG has the metadata
-    anyway, for programs that read it.
+    In a notebook the description becomes the `alt` text of an HTML image.
 
     Args:
         figure: a figure from `new_figure`.
         text: one or two sentences, with the important numbers.
     """
+    # JupyterLab and nbconvert prefer the HTML to the PNG in the same output. Metadata of the PNG
+    # would be simpler, but JupyterLab 4.6 and the HTML of nbconvert 7.17 ignore it
+    # (jupyter/enhancement-proposals 120). The PNG has it anyway, for programs that read it.
     figure.alt = " ".join(text.split())
 
 
@@ -132,7 +132,8 @@ def style_figure(figure: Figure, alt: str) -> Figure:
 
     Args:
         figure: a matplotlib figure, for example of `plt.subplots()`.
-        alt: one or two sentences with the important numbers, for readers who cannot see it.
+        alt: a description of the figure for readers who cannot see it: one or two sentences with
+            the important numbers.
 
     Returns:
         The same figure.
@@ -233,7 +234,7 @@ def _html_and_text(figure: Figure, include=None, exclude=None) -> tuple[dict, di
 
 
 def lines(texts: Iterable[str]) -> float:
-    """Return the space below each image in inches: enough for the text with the most lines."""
+    """Return the height in inches of the tallest text, to leave this space below each image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
     if not count:
         return 0.0

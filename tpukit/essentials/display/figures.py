@@ -32,12 +32,12 @@ def show_batch(
     """Draw the first images of a batch, each with the names of its labels.
 
     tpukit copies only the first `limit` images to the host. Do not pass an XLA tensor in the
-    notebook's kernel, because its copy would start the XLA runtime there. The line under the figure
-    states how values became grey levels:
+    notebook's kernel, because copying the tensor would start the XLA runtime in the kernel. The
+    line under the figure states how values became grey levels:
 
     - Integers in [0, 255] and floats in [0, 1] are drawn as they are.
     - If floats of three channels have values below -1, tpukit undoes ImageNet's normalisation. If
-      all values are then in [0, 1], they are drawn like that.
+      all values are then in [0, 1], tpukit draws the result.
     - Other floats are stretched: the smallest value among the drawn images is black, the largest
       white.
 

@@ -15,7 +15,8 @@ _HIGH_IS_GOOD = {
 def better(name: str) -> str | None:
     """Return whether "low" or "high" values of a measure are better; None if unknown.
 
-    If a name has words of both kinds, the last of them decides: accuracy_error is an error.
+    If a name has several known words, the last one decides: "accuracy_error" is an error, so low
+    values are better.
 
     Args:
         name: the name of the measure, with words separated by underscores, such as "valid_loss".

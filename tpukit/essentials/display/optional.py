@@ -8,19 +8,17 @@ from tpukit.essentials.display.errors import NotInstalledError
 
 @contextlib.contextmanager
 def optional_subpackage(feature: str) -> Iterator[None]:
-    """Import from an optional subpackage in the block; raise an error without it.
+    """In the block, raise a NotInstalledError if an imported subpackage of tpukit is missing.
 
         with optional_subpackage("core.batches(buckets=...)"):
             from tpukit.training import Buckets
-
-    `tpukit.essentials` must work without the other subpackages, so it imports them in functions.
 
     Args:
         feature: the feature that needs the subpackage, for the error, such as "launch(shard=...)".
 
     Raises:
-        NotInstalledError: this copy of tpukit does not have the subpackage, or another one that
-            the subpackage needs.
+        NotInstalledError: this copy of tpukit does not have the subpackage, or does not have
+            another subpackage that it imports.
     """
     try:
         yield

@@ -52,7 +52,7 @@ def panel_html(
         curves: logged numbers by name.
         state: "running", "busy" if the run waits or compiles, "done", "interrupted" or "failed".
         status: the state in words.
-        cores: (core, activity in words) of each core if they differ.
+        cores: (core, activity in words) of each core if their activities differ; otherwise empty.
     """
     dot = f'<span style="color:{_DOTS[state]}">&#9679;</span>'
     line = f'<div style="min-height:1.6em;{_FIGURES}">{dot}&nbsp; {html.escape(status)}</div>'

@@ -110,7 +110,7 @@ class Screen:
     ) -> None:
         """Record the progress of a loop.
 
-        If `done` or `seconds` is less than before, the loop has started again.
+        A `done` or `seconds` below its previous value means that the loop has started again.
 
         Args:
             label, done, total, samples_per_step, seconds, start, unit, note: see `Bar`.
@@ -140,7 +140,7 @@ class Screen:
             self._changed = True
 
     def curve(self, rows: list[dict]) -> None:
-        """Record logged numbers, which are drawn over their "step"."""
+        """Record logged numbers by name. Each row also has the key "step", for the x axis."""
         for row in rows:
             self._rows += 1
             for name, value in row.items():

@@ -40,8 +40,8 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
 
     Args:
         rows: the cells of each row. A line break in a cell starts a new line in that cell.
-        width: width of the table in characters. None for the terminal's width, at most 120, or 100
-            without a terminal.
+        width: width of the table in characters. None means the width of the terminal, at most 120.
+            Without a terminal, None means 100.
     """
     if not rows:
         return ""

@@ -37,11 +37,11 @@ class _Sample(NamedTuple):
 
 
 class BusyTime:
-    """The time that the processes of a group used a processor, or had to wait.
+    """The time for which the processes of a group computed, or waited for a processor or a disk.
 
     Args:
         group: id of the process group.
-        proc: the folder /proc. On systems without it the time is always 0.
+        proc: the folder /proc. If the folder does not exist, the time is always 0.
     """
 
     def __init__(self, group: int, proc: Path = Path("/proc")):
@@ -54,12 +54,11 @@ class BusyTime:
     def seconds(self) -> float:
         """Return the busy time so far in seconds, added up over all threads.
 
-        The processor time of a process that has ended is not included, so the sum can fall.
+        The processor time of a process that has ended is not included, so the result can fall.
 
-        Linux measures how long a ready thread has waited for a processor (`/proc/*/schedstat`, see
-        "Scheduler Statistics" on kernel.org). Some kernels do not measure that, and no kernel
-        measures waits for a disk. If a thread is in such a wait during this call, the time since
-        the previous call counts as waiting, but at most half a second.
+        Linux does not measure waits for a disk, and not every kernel measures waits for a
+        processor. tpukit estimates the waits that are not measured: if a thread waits during a
+        call, the call adds the time since the previous call, but at most half a second.
         """
         sample = self._sample()
         now = time.monotonic()
@@ -103,6 +102,7 @@ def _fields(status: Path) -> list[str]:
 
 def _seconds_waited(thread: Path) -> float | None:
     """Return the seconds a thread has waited for a processor; None if they are not measured."""
+    # See "Scheduler Statistics" on kernel.org.
     try:
         _ran, waited, _times = (thread / "schedstat").read_text().split()
     except FileNotFoundError:

@@ -83,10 +83,10 @@ def open_files(process: Path) -> Iterator[str]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """List a folder; empty if it is missing or unreadable, or its process has just ended."""
+    """Return the entries of a folder; [] if the folder is missing or cannot be read."""
     try:
         return list(folder.iterdir())
-    except OSError:
+    except OSError:  # for a folder of /proc also if its process has just ended
         return []
 
 
@@ -120,13 +120,9 @@ def wait_for_chips(
 ) -> None:
     """Wait until enough chips are free; print once who holds the busy chips.
 
-    After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8
-    ends a process that tries to open a chip twice. So a run tests the chips before it forks: it
-    opens each device node and closes it at once. The node of a busy chip gives the error EBUSY.
-    This test starts no runtime.
-
-    If several programs share the chips (TPU_VISIBLE_CHIPS), or no node is visible, this function
-    returns at once.
+    This function starts no runtime. It opens each chip's device node and closes it at once, which
+    fails for a busy chip. If several programs share the chips (TPU_VISIBLE_CHIPS), or if no device
+    node is visible, the function returns at once.
 
     Args:
         needed: number of chips that the run needs.
@@ -138,9 +134,11 @@ def wait_for_chips(
 
     Raises:
         DeviceBusyError: an open session of this kernel holds the chips, unless it holds a single
-            chip other than `chip`; or they are still busy after `seconds` seconds. The latter is
-            not raised for a chosen `chip`, because libtpu may count the chips in another order.
+            chip other than `chip`; or `chip` is None, and too few chips are free after `seconds`
+            seconds.
     """
+    # After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla
+    # 2.8 ends a process that tries to open a chip twice. So a run tests the chips before it forks.
     _refuse_chips_of_a_session(chip)
     nodes = chip_nodes(machine)
     is_shared = any(machine.environ.get(name) for name in _SHARING_VARIABLES)
@@ -158,7 +156,7 @@ def wait_for_chips(
             return
         facts = _describe_holders(busy, machine)
         if time.monotonic() > deadline:
-            if chip is not None:
+            if chip is not None:  # libtpu may count the chips in another order
                 return
             raise _still_busy(len(busy), len(nodes), seconds=seconds, facts=facts)
         if not was_printed:
@@ -175,7 +173,8 @@ def _refuse_chips_of_a_session(chip: int | None) -> None:
             raise DeviceBusyError(
                 "a session of this notebook holds the chips",
                 found=f"{session.cores}, in processes {', '.join(map(str, session.processes))}",
-                fix="session.close(), then run this cell again; or session.run(...) in its place",
+                fix="session.close(), then run this cell again; or run the function in the open "
+                "session: session.run(...)",
             )
 
 

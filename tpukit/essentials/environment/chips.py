@@ -10,13 +10,7 @@ PRICES_OF = "Compute Engine's list prices in the US, November 2026"
 
 @dataclass(frozen=True)
 class Generation:
-    """A generation of TPU chips. A figure of 0 is unknown.
-
-    The PCI ids are those of torch_xla, tpu_info and torch_tpu. The figures are from Google Cloud's
-    page of each generation. A v2's speed is from "A Domain Specific Supercomputer for Training
-    Deep Neural Networks" (2020). No page states the clock rate, so it is computed from the peak. A
-    v5e has four units of 128 x 128 multiply-adds: 4 x 128 x 128 x 2 x 1.5e9 = 197e12. A v6e has
-    four units of 256 x 256 at 1.75e9, which is 918e12.
+    """A generation of TPU chips. The number 0 means that a figure is not known.
 
     Attributes:
         pci: PCI device id, which is the same for v2 and v3.
@@ -42,6 +36,12 @@ class Generation:
     dollars: float = 0
 
 
+# The PCI ids are those of torch_xla, tpu_info and torch_tpu. The figures are from Google Cloud's
+# page of each generation. A v2's speed is from "A Domain Specific Supercomputer for Training Deep
+# Neural Networks" (2020). No page states a clock rate, so the rates are computed from the peaks. A
+# v5e has four units of 128 x 128 multiply-adds: 4 x 128 x 128 x 2 x 1.5e9 = 197e12. A v6e has four
+# units of 256 x 256 at 1.75e9, which is 918e12.
+#
 # The fields of Generation, in order.
 # pci, subsystem, TensorCores, cores, GiB, TFLOP/s, GB/s, GHz, dollars
 _TABLE = {

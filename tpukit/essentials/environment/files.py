@@ -14,9 +14,9 @@ _NOTEBOOK_FORMAT = 4  # of Jupyter since 2015
 
 
 def part_of(file: Path) -> Path:
-    """Return the temporary name of a file while this process writes it.
+    """Return the temporary path of a file while this process writes the file.
 
-    It contains the process id, so that two processes can write the same file at the same time.
+    Its name contains the process id, so that two processes can write the same file at once.
     """
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 
@@ -36,8 +36,8 @@ def write_whole(
     block raises an error, the new file is removed.
 
     Args:
-        file: the path of the file; or a function that returns it, because a name may contain a
-            checksum. The function is called after the last write.
+        file: the path of the file; or a function that returns the path, such as one with a
+            checksum in its name. The function is called after the last write.
         part: the path while the file is written; None for `part_of(file)`. Required if `file` is a
             function.
         sync_folder: also write the folder to the disk, so that the old file cannot return after a
@@ -64,8 +64,8 @@ def write_whole(
 def is_writable_by_others(path: Path) -> bool:
     """Return whether other users (except root) can change a file or a folder.
 
-    If so, tpukit must not load files from it as code. A folder that belongs to another user is safe
-    only if its file system is read-only, as Kaggle's inputs are.
+    If True, tpukit must not load code from there. For a path that another user owns, the result is
+    False only on a read-only file system, such as that of Kaggle's inputs.
     """
     if os.name == "nt":  # Windows has no such mode
         return False

@@ -16,10 +16,11 @@ _ROOT = Path(__file__).parents[3]  # the folder that contains the package
 
 
 def finish_install(wheels: str | Path = ".") -> None:
-    """End the install cell of a notebook, and print tpukit's version and folder.
+    """Finish the install cell of a notebook, and print tpukit's version and folder.
 
-    If the packages that `pack` needs are missing, it installs them from the folder of the wheel or
-    from the package index. If that fails, for example without internet, it prints their names.
+    If packages that `pack` needs are missing, this function installs them from the folder `wheels`
+    or from the package index. If the installation fails, for example without internet, the function
+    prints the names of the packages.
 
     Args:
         wheels: the folder of tpukit's wheel, by default the current folder. A notebook in a clone

@@ -79,24 +79,25 @@ class CleanupReport(Table):
 def mark(kernel: int) -> None:
     """Mark this process, and every process that it forks, as a worker of a kernel.
 
-    /proc shows the mark among the open files of the worker, even if the worker has another process
-    group and its parent has ended. Only Linux has such files.
+    `cleanup` finds the mark, even after the kernel has ended. Only Linux has such marks; on other
+    systems this function does nothing.
 
     Args:
         kernel: process id of the kernel.
     """
     if hasattr(os, "memfd_create"):
-        # The descriptor stays open until the process ends, on purpose.
+        # The mark is the name of an open file, which /proc shows. It does not depend on the parent
+        # or the process group. The file stays open until the process ends, on purpose.
         os.memfd_create(f"tpukit-{kernel}-{_started(_PROC, kernel)}")
 
 
 def make_folder() -> Path:
     """Make a temporary folder named after this process; remove folders of ended processes.
 
-    Workers create sockets in the folder, and the path of a socket has at most 107 characters. If
-    the path of TMPDIR is too long for that, the folder is in /tmp. Otherwise no socket could be
-    created, and the processes of a DataLoader would wait for it forever.
+    The folder is in TMPDIR, or in /tmp if the path of TMPDIR is too long for sockets.
     """
+    # Workers create sockets in the folder, and the path of a socket has at most 107 characters.
+    # Without their sockets, the processes of a DataLoader would wait forever.
     namespace = _namespace()
     name = f"tpukit-{os.getpid()}-{_started(_PROC, os.getpid())}-{namespace}-"
     place = tempfile.gettempdir()

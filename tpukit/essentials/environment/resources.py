@@ -151,13 +151,15 @@ def own_memory() -> int:
 
 
 class OwnMemory:
-    """The maximum of `own_memory` since `begin` or the start, also between two reads.
+    """The maximum of `own_memory` since this object was made, or since the last call of `begin`.
 
-    The system records only the peak of all resident memory, which includes mapped files. If that
-    peak has risen since the last read, this class subtracts the mapped part: the larger of its
-    sizes at the two reads. So a file that was mapped and released between the reads counts as own
-    memory. A reset of the peak before each read would be exact, but would change `peak_memory`.
+    The maximum may be too large: if a file was mapped and released between two calls of `most`, it
+    counts as own memory.
     """
+
+    # The system records only the peak of all resident memory, which includes mapped files. If the
+    # peak has risen since the last read, this class subtracts the larger of the mapped sizes at the
+    # two reads. A reset of the peak before each read would be exact, but change `peak_memory`.
 
     def __init__(self, machine: Machine = THIS_MACHINE):
         self._machine = machine

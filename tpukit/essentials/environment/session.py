@@ -315,11 +315,11 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 
 
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
-    """Return the pip line for torch, torch_xla and libtpu that are missing or do not match, or "".
+    """Return the pip line that installs matching versions of torch, torch_xla and libtpu, or "".
 
-    The line keeps the torch of a platform's image, and adds the packages that match it. torch_xla
-    has wheels for Linux x86-64 only. On other systems, and on machines without chips, torch alone
-    is enough for a dry run.
+    The line names only packages that are missing or do not match. It keeps the torch of a
+    platform's image. torch_xla has wheels for Linux x86-64 only. On other systems, and on machines
+    without chips, torch alone is enough for a dry run.
 
     Args:
         info: the facts about the machine.
@@ -398,7 +398,7 @@ def wrong_image(info: MachineInfo) -> str:
 
 
 def how_to_install(info: MachineInfo) -> str:
-    """Return the pip line and a restart; if pip has nothing to install, how to start afresh."""
+    """Return the pip line and how to restart; without a pip line, `how_to_start_afresh(info)`."""
     line = install_line(info)
     if not line:
         return how_to_start_afresh(info)
