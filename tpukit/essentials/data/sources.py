@@ -196,9 +196,9 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         raise InvalidTypeError(
             f"a {kind.__name__} makes batches already, but core.batches needs samples, and "
             "makes the batches of each core",
-            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step; "
-            "add shuffle= and drop_last= as in the loader, and steps= if its dataset can only "
-            "be read in order;\n"
+            fix=f"core.batches(loader.dataset, batch_size={size}), where batch_size counts the "
+            "samples per core and step; add shuffle= and drop_last= as in the loader, and steps= "
+            "if its dataset can only be read in order;\n"
             "the loader's collate_fn is not used: pad with buckets=, and move its other changes "
             "into the dataset's __getitem__;\n"
             f"{of_sampler}",
