@@ -91,7 +91,7 @@ def _kind(source: BatchSource) -> tuple:
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
-    """Return the method `read_ahead` of a source; None without it, or if images are in memory."""
+    """Return a source's method `read_ahead`; None if it has none, or has images in memory."""
     if getattr(source, "in_memory", False):
         return None
     return getattr(source, "read_ahead", None)
