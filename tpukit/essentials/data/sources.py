@@ -198,9 +198,9 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
             "makes the batches of each core",
             fix=f"core.batches(loader.dataset, batch_size={size}), where batch_size counts the "
             "samples per core and step; add shuffle= and drop_last= as in the loader, and steps= "
-            "if its dataset can only be read in order;\n"
-            "the loader's collate_fn is not used: pad with buckets=, and move its other changes "
-            "into the dataset's __getitem__;\n"
+            "if the dataset can only be read in order;\n"
+            "the loader's collate_fn is not used: pad with buckets=, and move other changes from "
+            "the collate_fn into the dataset's __getitem__;\n"
             f"{of_sampler}",
         )
 
