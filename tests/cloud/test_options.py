@@ -127,7 +127,7 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
         ),
         ("gcloud", {"secrets": {"HF_TOKEN": "env:HF_TOKEN"}}, "projects/my-project/secrets/hf"),
         ("skypilot", {"secrets": {"HF_TOKEN": SECRET}}, "env:HF_TOKEN"),
-        ("local", {"secrets": {"A B": "env:A"}}, "never sends secrets as plain text"),
+        ("local", {"secrets": {"A B": "env:A"}}, "'A B', which is not a name of an environment"),
     ],
 )
 def test_what_would_fail_or_be_ignored_later_is_refused_before_anything_is_sent(

@@ -366,7 +366,7 @@ def test_without_libtpu_the_message_says_how_to_get_it(recorded, tmp_path):
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(
         tpukit.preflight.LibtpuNotFoundError,
-        match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)',
+        match=r'fix:   download it once, 130 to 150 MB: tpukit.preflight.fetch_libtpu\("0.0.1"\)',
     ):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.1", environ=environ)
 

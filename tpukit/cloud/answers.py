@@ -25,10 +25,10 @@ class CloudError(TpukitError, RuntimeError):
     """Google Cloud rejected a request, or did not answer.
 
     Attributes:
-        status: the HTTP status of the answer, also 401 if no valid credential was found; None if
-            there was no answer.
+        status: the HTTP status of the answer; 401 if no valid credential was found; None if there
+            was no answer.
         may_pass: True if the same request may succeed later.
-        answered: True if the service itself has answered. If not, the request may have succeeded.
+        answered: False if no answer of the service arrived: the request may have succeeded.
     """
 
     status: int | None = None
@@ -38,15 +38,14 @@ class CloudError(TpukitError, RuntimeError):
 
 @dataclass(frozen=True)
 class Service:
-    """An API of Google Cloud, for the messages of errors.
+    """The facts about an API of Google Cloud that error messages need.
 
     Attributes:
         name: the name of the service.
         api: the argument of `gcloud services enable`.
         role: the role that an account needs for the requests.
         project: the project that pays.
-        fixes: special fixes of this API, by HTTP status. If the API is not enabled, the fix is
-            to enable it.
+        fixes: for an HTTP status, the fix to show in place of the usual one.
     """
 
     name: str
@@ -59,10 +58,10 @@ class Service:
     def asked(self, what: str) -> Iterator[None]:
         """Turn the exceptions of Google's libraries in this block into `CloudError`.
 
-        Errors of this machine's files are raised unchanged.
+        All other exceptions, such as `FileNotFoundError`, are raised unchanged.
 
         Args:
-            what: the subject of the request, with which the message begins.
+            what: the first words of the message, such as "the job train".
         """
         try:
             yield

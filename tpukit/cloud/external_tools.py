@@ -69,8 +69,8 @@ def run_tool(
         environ: variables for the tool in addition to those of this process; None for none.
 
     Raises:
-        CloudError: the tool failed or did not end in time. The error has the tool's message, and
-            the HTTP status that corresponds to it.
+        CloudError: the tool failed or did not end in time. `found` has the tool's message, and
+            `status` the HTTP status with the same meaning.
         NotInstalledError: the tool is not installed.
     """
     shown = " ".join(words[:4])  # enough to recognise the command; the rest may be long
@@ -86,7 +86,7 @@ def run_tool(
         )
     except FileNotFoundError as error:
         raise NotInstalledError(
-            f"`{words[0]}` is not installed, and this target needs it",
+            f"the command `{words[0]}` is not installed",
             found=f"no {words[0]} on the PATH",
             fix=_INSTALL[words[0]],
         ) from error

@@ -95,7 +95,10 @@ class GcloudTarget:
         return shlex.join([*words, "--worker=0", f"--command=sudo {command}"])
 
     def cancel(self, handle: dict) -> None:
-        """Delete a queued request; a running VM deletes itself when its results are copied."""
+        """Delete the request if it is still queued.
+
+        A running VM finds the file `cancel` in the job's folder, ends the job and deletes itself.
+        """
         if self.state(handle).word == "queued":
             self.clean_up(handle)
 
@@ -150,7 +153,7 @@ def create_words(plan: JobPlan, handle: dict) -> list[str]:
 
 
 def boot_script(plan: JobPlan, handle: dict) -> str:
-    """Return the startup script of the TPU VM: `_BOOT` with the values of the job."""
+    """Return the startup script of the TPU VM: the template `_BOOT`, filled in for the job."""
     home = f"/var/tpukit/{plan.name}"
     job = f"{home}/job"
     container = container_lines(

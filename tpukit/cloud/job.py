@@ -75,7 +75,7 @@ class CellFailedError(JobFailedError):
     """A cell of a job raised an error; the message has the cell's traceback as text.
 
     Attributes:
-        cell: the number of the cell in the notebook that was sent, from 1; Markdown cells count.
+        cell: the number of the cell among all cells of the notebook that was sent, from 1.
         ename: the name of the error's class.
         evalue: the message of the error.
         traceback: the traceback of the error, as text.
@@ -94,10 +94,10 @@ class Result:
     Attributes:
         notebook: the path of the executed notebook; None if the notebook was not started.
         page: the path of the executed notebook as an HTML page; None before the end of the job, or
-            if it could not be made.
+            if the page could not be made.
         files: the paths of new and changed files of the notebook's working directory, by name.
-        metrics: the contents of the notebook's metrics.json, and a dict "job" with state, attempt
-            and seconds of the job.
+        metrics: the contents of metrics.json, if the notebook has written this file, and a dict
+            "job" with state, attempt and seconds of the job.
     """
 
     notebook: Path | None
@@ -123,9 +123,9 @@ def submit(
     """Check a notebook or a script, print what is sent, and send it; return its `Job` at once.
 
     The notebook runs from top to bottom in a new kernel, in a working directory with the files of
-    `files`. Every few seconds, new and changed files of this directory are copied into the job's
-    folder. So `fit(..., checkpoints="run")` continues from its checkpoints if the platform starts
-    the job again.
+    `files`. Every few seconds, the job copies new and changed files of this directory into its
+    folder in `bucket`. If the platform starts the job again, the copies are restored, and
+    `fit(..., checkpoints="run")` continues from its checkpoints.
 
     Args:
         notebook: the path of an .ipynb or .py file. A script with cells (`# %%`) becomes a
@@ -136,20 +136,21 @@ def submit(
             "gcloud" or "skypilot".
         parameters: new values for names that the cell with the tag "parameters" assigns; None for
             no new values.
-        files: files and folders that the notebook needs, inside the notebook's folder. Hidden
-            files, keys and links that lead out of a folder are an error, unless you list each of
-            them.
+        files: files and folders that the notebook needs, inside the notebook's folder. A listed
+            folder must not contain hidden files, files with keys, or links out of this folder. To
+            send such a file, list the file itself.
         requirements: the path of a requirements.txt with the packages that the notebook needs; None
             for no further packages.
         name: the name of the job; None for the notebook's name and the time. If a job of this name
             with the same contents has not ended, `submit` returns that job. If it has ended, or has
             other contents, `submit` raises ValueError.
-        bucket: "gs://bucket/folder", in which the job gets a folder of its name; for "local", a
-            path. None for "jobs", which only "local" supports.
+        bucket: where `submit` creates the job's folder: "gs://bucket/folder", or a path for
+            "local". None for the path "jobs", which only "local" supports.
         timeout: "8h", "90m" or seconds from the first start; a restart does not reset the limit.
-        secrets: for each variable that the notebook reads, a reference to its value:
-            {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, or "env:HF_TOKEN" for skypilot
-            and local. None for no secrets.
+        secrets: for each secret environment variable of the notebook, the place of its value. For
+            vertex and gcloud: {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, from Secret
+            Manager. For skypilot and local: {"HF_TOKEN": "env:HF_TOKEN"}, from the variable
+            HF_TOKEN of this process. None for no secrets.
         options: zone, region, spot, image and others; see `JobOptions`. None for the defaults.
 
     Raises:
@@ -221,7 +222,7 @@ def _send(
 
 
 class Job:
-    """A job. Its state is in its folder, so any process that can read the folder can open it.
+    """A job. Any process that can read the job's folder can open the job with `find`.
 
     Attributes:
         name: the name of the job, and of its folder.
@@ -253,7 +254,9 @@ class Job:
         return self._look()[0]
 
     def start(self) -> "Job":
-        """Start the job on a machine, first as `submit` does, or again after an interruption.
+        """Start the job again after an interruption, and return the job.
+
+        For the first start, `submit` calls this method.
 
         Raises:
             InvalidValueError: the job has ended.
@@ -280,7 +283,7 @@ class Job:
     def logs(self) -> str:
         """Return the output of the job so far.
 
-        While there is none, return the platform's log, or the command that shows this log.
+        Before the first output, return the platform's log, or the command that shows this log.
         """
         pieces = [self.folder.read(name) or b"" for name in self.folder.names("log/")]
         text = b"".join(pieces).decode(errors="replace")
@@ -302,7 +305,7 @@ class Job:
         Raises:
             TimeoutError: the job is not over after `timeout`.
             JobFailedError: the machine was lost, and the platform does not start another one.
-            CloudError: the platform did not answer for 15 minutes, it rejected a request, or a
+            CloudError: the platform rejected a request, or did not answer for 15 minutes; or a
                 result is not complete.
         """
         state, _ = self._wait(timeout, every=every)
@@ -341,7 +344,10 @@ class Job:
             time.sleep(min(every, left))
 
     def cancel(self) -> "Job":
-        """End the job; the running cell may still save, and saved files remain in the folder."""
+        """End the job; files that are in its folder remain there.
+
+        The running cell is interrupted, and has `JobOptions.grace` seconds for saving.
+        """
         if not self._is_over():
             self.folder.create("cancel", b"{}")
             handle = read_json(self.folder, "handle.json")
@@ -373,8 +379,8 @@ class Job:
                 f"{result['ename']}: {result['evalue']}",
                 found=result["traceback"],
                 fix=(
-                    "correct the cell and submit the notebook again; "
-                    "job.download() fetches the files up to that cell"
+                    "correct the cell, and submit the notebook again; "
+                    "to fetch the files that the job has saved: job.download()"
                 ),
                 cell=result["cell"],
                 ename=result["ename"],
@@ -383,7 +389,7 @@ class Job:
                 state=state,
             )
         if state != "succeeded":
-            fix = "job.logs() has all output; job.download() the files"
+            fix = "read all output with job.logs(), and fetch the files with job.download()"
             raise self._failure(state, reason, fix=fix)
         return self.download(folder)
 
@@ -474,10 +480,11 @@ class Job:
                 raise CloudError(
                     f"the machine of {self.name} was not deleted: "
                     f"{name} is not complete in the folder",
-                    found=f"{self.address}/{name} differs from manifest.json",
+                    found=f"the size or checksum of {self.address}/{name} is not the one that the "
+                    "machine has written into manifest.json",
                     fix=(
-                        "call job.wait() again; or copy the files "
-                        "yourself, and then delete the machine"
+                        "copy the files from the machine yourself, and then delete the machine; "
+                        "or try once more: job.wait()"
                     ),
                 )
         self.target.clean_up(handle)
@@ -517,8 +524,8 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     Args:
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
-        to: a target object with credentials of its own; None for a new target of the job's
-            platform.
+        to: a `Target` with the credentials to use, such as a `VertexTarget`; None for the
+            credentials of this machine.
 
     Raises:
         PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.
@@ -528,7 +535,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     if job is None:
         names = ", ".join(folder.folders())
         found = f"there are {names}" if names else "there is no job"
-        fix = "pass one of these names" if names else "bucket=..., the bucket or folder of `submit`"
+        fix = "pass one of these names" if names else "pass the bucket of `submit`: bucket=..."
         raise PathNotFoundError(f"no job {name} in {folder.address}", found=found, fix=fix)
     return job
 

@@ -58,8 +58,8 @@ def named_files(
 ) -> dict[str, Path]:
     """Return the paths of the files to send, by their paths relative to the notebook's folder.
 
-    Hidden files, keys and links that lead out of a folder are an error, unless the user has listed
-    each of them.
+    In a listed folder, hidden files, files with keys, and links out of this folder are an error.
+    Such a file is sent if the user has listed the file itself.
 
     Args:
         folder: the notebook's folder.
@@ -103,12 +103,12 @@ def named_files(
         found_text = "; ".join(refused[:_SHOWN])
         if len(refused) > _SHOWN:
             found_text += f", and {len(refused) - _SHOWN} more"
-        fix = "name only files that the job needs; to send one of these files all the same, "
+        fix = "list only files that the job needs; to send one of these files all the same, "
         fix += "add its own path to files="
         if _OUTSIDE in found_text:
-            fix = f"copy such files into {folder}, and name the copies"
+            fix = f"copy such files into {folder}, and list the copies"
         raise InvalidValueError(
-            f"{len(refused)} of the named files would not be sent", found=found_text, fix=fix
+            f"{len(refused)} of the listed files cannot be sent", found=found_text, fix=fix
         )
     return found
 
@@ -175,8 +175,8 @@ def read_requirements(
             raise InvalidValueError(
                 f"{place} names a file of this machine, which the job does not have",
                 found=line.strip(),
-                fix="write its lines into this file; "
-                "or name a wheel in files=, and install it in a cell with %pip",
+                fix=f"copy the lines of another requirements file into {path.name}; for a package, "
+                "add its wheel to files=, and install it in a cell: %pip install NAME.whl",
             )
         _check_requirement(line, place, pins)
     return text.encode()
@@ -203,16 +203,16 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
     pinned = pins.get(name)
     if pinned and not wanted.specifier.contains(pinned, prereleases=True):
         raise InvalidValueError(
-            f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
+            f"{place} contradicts {name}=={pinned}, the version that the job installs",
             found=line.strip(),
-            fix=f'remove the line; or choose another torch, {", ".join(RELEASES)} or "none": '
+            fix=f'remove the line; or choose torch {", ".join(RELEASES)} or "none": '
             'JobOptions(torch="...")',
         )
     if name == "jax" and not pins and "tpu" not in wanted.extras:
         raise InvalidValueError(
             f"{place} installs JAX without libtpu: JAX would train on the CPU of the TPU's machine",
             found=line.strip(),
-            fix=line.strip().replace("jax", "jax[tpu]", 1),
+            fix=re.sub(r"^jax(\s*\[.*?\])?", "jax[tpu]", line.strip(), flags=re.IGNORECASE),
         )
 
 
@@ -243,9 +243,8 @@ def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None
     raise InvalidValueError(
         f"{place} contains text that looks like a secret",
         found=f"line {line}: {beginning}...; everybody who may read the job's folder could read it",
-        fix='secrets={"HF_TOKEN": ...}, and os.environ["HF_TOKEN"] in the notebook; '
-        "if it is not a secret: "
-        'options=JobOptions(not_secret=("the text",))',
+        fix='for a secret, pass secrets={"HF_TOKEN": ...}, and read os.environ["HF_TOKEN"] in the '
+        'notebook; for another text, pass options=JobOptions(not_secret=("the text",))',
     )
 
 

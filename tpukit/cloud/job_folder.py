@@ -107,7 +107,7 @@ class PathFolder:
             return None
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Write bytes, or a copy of a file of this machine; replace an old file in one step."""
+        """Write bytes, or a copy of a file of this machine; replace an old file atomically."""
         place = self._place(name)
         # With the process id, because two processes may write the same file at the same time.
         part = place.with_name(f"{place.name}.{os.getpid()}{_UNFINISHED}")

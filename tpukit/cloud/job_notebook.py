@@ -39,13 +39,13 @@ class JobNotebook:
 
     Attributes:
         content: the bytes of the notebook without outputs.
-        numbers: for each sent cell its number in the file, from 1; Markdown cells count.
+        numbers: for each sent cell, its number among all cells of the file, from 1.
         parameters_cell: the index of the cell with the tag "parameters" among the sent cells; -1 if
             there is none.
-        defaults: the expression that this cell assigns to each name; None for a name without a
-            value of its own.
-        script: the path of a script that the notebook runs as a whole, and that must be sent too;
-            None if there is none.
+        defaults: for each name that the parameters cell assigns, the assigned expression; None
+            for the names in `a, b = 1, 2`.
+        script: the path of a script without cells, which must be sent with the notebook that runs
+            it; None if there is none.
     """
 
     content: bytes
@@ -111,7 +111,7 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
     """Check parameters, and return them as a dict.
 
     Raises:
-        InvalidValueError: the notebook does not have a parameter.
+        InvalidValueError: the notebook has no parameter with one of the names.
         InvalidTypeError: JSON does not support a value.
     """
     if parameters and notebook.parameters_cell < 0:
@@ -143,7 +143,8 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
         pairs: (name, text) of each `-p`.
 
     Raises:
-        InvalidValueError: the notebook does not have a parameter, or a text is not a literal.
+        InvalidValueError: the notebook has no parameter with one of the names, or a text is not a
+            literal.
     """
     values = {}
     for name, text in pairs:
@@ -160,7 +161,7 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
             raise InvalidValueError(
                 f"-p {name} {text}: this is not a Python literal",
                 found=f"the default of {name} is {shown}, so {text!r} is not taken as text",
-                fix="a number, True, None, a list; or text in two pairs of quotes: "
+                fix="write a number, True, None or a list; for text, use two pairs of quotes: "
                 f"""-p {name} '"{text}"'""",
             ) from None
     return values
@@ -299,7 +300,7 @@ def _check_value(name: str, value: object) -> None:
             _check_value(name, one)
     elif type(value) not in (str, bool, int, float, type(None)):
         raise InvalidTypeError(
-            f"the parameter {name} cannot be sent: it has a {type(value).__name__}",
+            f"the parameter {name} cannot be sent: its type is {type(value).__name__}",
             found="only text, numbers, True, False, None, lists and dicts with text keys are sent",
             fix=f"{name}=str(...) or float(...)",
         )

@@ -28,7 +28,7 @@ class LocalTarget:
     name = "local"
 
     def start(self, plan: JobPlan) -> dict:
-        """Start run.sh in a new session, with a temporary folder as the machine's disk."""
+        """Start the job's run.sh as a separate process, with a temporary work folder."""
         earlier = read_json(PathFolder(Path(plan.folder)), "handle.json")
         if earlier and _is_alive(earlier):
             return earlier
@@ -52,7 +52,7 @@ class LocalTarget:
         return handle | {"grace": plan.options.grace}
 
     def state(self, handle: dict) -> PlatformState:
-        """Return "running" or "gone"; the job's folder has the result."""
+        """Return "running" until the first process of the job has ended, then "gone"."""
         return PlatformState("running" if _is_alive(handle) else "gone")
 
     def logs(self, handle: dict) -> str:

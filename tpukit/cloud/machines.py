@@ -44,19 +44,16 @@ def container_lines(
     seconds: str,
     docker: str = "docker",
 ) -> str:
-    """Return the lines of a shell script that replace the shell with the container.
+    """Return the last lines of a shell script, which run a command in a container.
 
         exec timeout --foreground --kill-after=60 7800 docker run --init ... python:3.12 bash ...
-
-    `timeout` ends a runner that does not end by itself. `timeout` and Docker's client pass SIGTERM
-    on to a single process, and `--init` passes it only to run.sh, so that the notebook's kernel can
-    save. Without the container, SkyPilot would send SIGTERM to the kernel too.
 
     Args:
         plan: the plan of the job.
         command: the command to run in the container.
-        mounts: folders of the machine, which have the same path in the container.
-        seconds: the seconds after which the container is ended, as a shell word.
+        mounts: folders of the machine to mount, at the same path in the container.
+        seconds: the time limit of the container in seconds, such as "7800", or a shell variable
+            with this limit, such as "$left".
         docker: the Docker command, such as "sudo docker".
     """
     name = f"tpukit-{plan.name}"
@@ -78,5 +75,7 @@ def container_lines(
     # A container of an earlier attempt whose client was killed may still run and use the chips.
     lines.append(f"{docker} rm --force {name} > /dev/null 2>&1")
     words = shlex.join([*options, image, *command])
+    # SIGTERM reaches only run.sh, so the notebook's kernel can save: `timeout`, Docker's client and
+    # --init each pass the signal to one process. SkyPilot alone would send it to the kernel too.
     lines.append(f"exec timeout --foreground --kill-after=60 {seconds} {docker} run {words}")
     return "\n".join(lines)

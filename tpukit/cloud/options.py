@@ -133,7 +133,7 @@ def _check_reservation(plan: JobPlan) -> None:
         raise InvalidValueError(
             f"reservation={reservation!r} is not supported by the target gcloud",
             found="only `gcloud alpha` selects a reservation of TPUs by its name",
-            fix='options=JobOptions(reservation="any"), which uses any fitting one of the zone',
+            fix='use any reservation of the zone that fits: options=JobOptions(reservation="any")',
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
         raise InvalidValueError(
@@ -175,13 +175,17 @@ def _check_machine(plan: JobPlan) -> None:
 def _check_secrets(plan: JobPlan) -> None:
     pattern, example = _SECRETS[plan.target]
     for name, reference in plan.secrets.items():
-        is_variable = re.fullmatch(_VARIABLE, name)
-        if not is_variable or not re.fullmatch(pattern, reference):
+        fix = f'secrets={{"HF_TOKEN": "{example}"}}'
+        if not re.fullmatch(_VARIABLE, name):
+            fact = f"secrets= has {name!r}, which is not a name of an environment variable"
+            raise InvalidValueError(fact, fix=fix)
+        if not re.fullmatch(pattern, reference):
             # Do not print the reference, because the user may have passed the secret itself.
             raise InvalidValueError(
-                f"the secret {name!r} is not a reference that the target {plan.target} reads",
-                found="tpukit never sends secrets as plain text",
-                fix=f'secrets={{"HF_TOKEN": "{example}"}}',
+                f"the value of {name!r} in secrets= must say where the target {plan.target} "
+                "finds the secret",
+                found="the value has another form, and tpukit never sends secrets as plain text",
+                fix=fix,
             )
 
 

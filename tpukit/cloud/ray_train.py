@@ -58,10 +58,10 @@ def launch_on_hosts(
     """Run `fn(core, *args)` on every core of several hosts as a single run, and return all results.
 
     Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
-    hosts. On each host, the function runs in an empty folder. Pass a relative path to `fit`: its
-    checkpoints in this folder are copied to the storage within seconds. Other files are lost if
-    their host is lost. If a host is lost, all hosts start again from the last checkpoint. A later
-    call with the same storage and name continues from the last checkpoint too.
+    hosts. On each host, the function runs in an empty folder. Pass `fit(checkpoints=...)` a path
+    relative to this folder: the checkpoints are copied to `storage` within seconds. Other files are
+    lost if their host is lost. If a host is lost, all hosts start again from the last checkpoint.
+    A later call with the same storage and name continues from the last checkpoint too.
 
     Args:
         fn: the worker function, as for `launch`.
@@ -186,8 +186,9 @@ def _connect(ray) -> None:
             "there is no Ray cluster on this machine",
             found=" ".join(str(error).split())[:200],
             fix=(
-                "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; "
-                "for a dry run\nof two hosts on one machine, without Ray: notebook 15"
+                "run `ray start --head` on the first host and, with its address for FIRST,\n"
+                "`ray start --address=FIRST:6379` on the others; "
+                "notebook 15 has a dry run without Ray"
             ),
         ) from None
 
@@ -203,7 +204,8 @@ def _scaling(
     if topology is None and accelerator is not None:
         raise InvalidValueError(
             f"accelerator={accelerator!r} is the name of a slice, and topology= is missing",
-            fix=f'topology="4x4", accelerator="{accelerator}"; without a slice, hosts=2 alone',
+            fix=f'add the topology: topology="4x4", accelerator="{accelerator}"; '
+            "without a slice, leave accelerator= out: hosts=2",
         )
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(

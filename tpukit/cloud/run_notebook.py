@@ -256,7 +256,8 @@ def main(arguments: list[str]) -> int:
     """Run a job, and return the exit code; see `tpukit.cloud.target`.
 
     Args:
-        arguments: the address of the job's folder, the folder with in/, and the work folder.
+        arguments: the address of the job's folder, the path of this folder or of its copy on this
+            machine, and the work folder.
     """
     address, source, work = arguments
     folder = open_folder(address)

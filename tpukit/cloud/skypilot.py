@@ -102,9 +102,9 @@ class SkyPilotTarget:
 
 
 def job_name(plan: JobPlan) -> str:
-    """Return the job's name for SkyPilot, which ends in a part of the digest.
+    """Return the job's name for SkyPilot: the name in the plan, and a part of the digest.
 
-    SkyPilot does not support labels, which have the digest on other platforms.
+    On other platforms, a label of the job has the digest. SkyPilot does not support labels.
     """
     return f"{plan.name}-{plan.digest[:8]}"
 

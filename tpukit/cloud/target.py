@@ -49,7 +49,7 @@ class JobOptions:
             project of the credentials, and gcloud the project of its configuration.
         spot: True for a cheaper machine that the platform may end at any time.
         reservation: the full name of a reservation for vertex, "any" for gcloud; None for none.
-        image: the container image; None for a plain Python image with the caller's version.
+        image: the container image; None for a plain image with the caller's version of Python.
         service_account: the account that the job uses on its machine; None for the default.
         torch: the release of torch, which determines torch_xla and libtpu; None for the newest.
             "none" for other frameworks: torch, torch_xla and libtpu are not installed, and tpukit
@@ -82,8 +82,8 @@ class JobPlan:
             folder exists.
         tpu: the machine's TPU; None only for `local`.
         timeout: the time limit in seconds from the first start, for all attempts together. The
-            runner enforces it; a target also passes it to its platform, if the platform supports a
-            limit.
+            runner (`run_notebook`, on the machine) enforces the limit. If the platform supports
+            limits, the platform ends the machine somewhat later.
         python: the caller's version of Python, such as "3.12".
         digest: a digest of everything that was sent. It is a label of the platform's job, by which
             tpukit finds the job again if the platform's answer was lost.

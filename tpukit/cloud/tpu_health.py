@@ -54,12 +54,12 @@ def health(
 
     Without a name, `health` checks the chips, their device nodes, the processes that use them, the
     environment variables and the versions. Then every core multiplies matrices, and the results
-    are summed over all cores. This runs in forked workers, so the kernel can still launch. If there
-    is no chip, CPU processes compute instead, and a finding with a warning says so.
+    are summed over all cores. This computation runs in worker processes, so you can still call
+    `launch` afterwards. If there is no chip, CPU processes compute, and a finding warns of this.
 
     With a name, `health` asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
-    STARTING, `health` waits and prints the state. The API does not have the TPU of a Colab or
-    Kaggle notebook, which is in the notebook's machine: omit the name there.
+    STARTING, `health` waits and prints the state. The API does not list the TPUs of Colab and
+    Kaggle notebooks: omit the name there.
 
     Args:
         name: the name of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`; None for

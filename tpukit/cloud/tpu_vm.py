@@ -66,7 +66,8 @@ def node_health(
 ) -> tuple[str, list[Finding]]:
     """Return the full name of a TPU VM, and findings about its state, health, kind and symptoms.
 
-    A request without an answer ends after ten seconds, and is repeated for `wait` seconds.
+    A request without an answer ends after ten seconds. Then `node_health` asks again, until `wait`
+    seconds have passed.
 
     Args:
         name, zone, project, credentials, endpoint: as for `health`.

@@ -220,8 +220,8 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
         raise CloudError(
             f"{error.fact}; it is not known whether Vertex AI created the job",
             found=f"{error.found}; {seen}",
-            fix=f"{error.fix}; then "
-            f'find("{plan.name}", "{bucket}").start(), which starts the job if Vertex AI lacks it',
+            fix=f"{error.fix}; then start the job, which is not created twice: "
+            f'find("{plan.name}", "{bucket}").start()',
             status=error.status,
             may_pass=True,
             answered=False,

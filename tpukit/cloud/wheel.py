@@ -46,7 +46,7 @@ def tpukit_wheel(package: Path = _PACKAGE) -> bytes:
 
 
 def zipped(files: dict[str, bytes]) -> bytes:
-    """Return files as a zip archive without the current time, so equal files give equal bytes."""
+    """Return files as a zip archive without time stamps; equal files give equal bytes."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:
         for path, content in files.items():

@@ -46,13 +46,15 @@ def split_lines(text: str) -> list[str]:
 class Piece:
     """A piece of code that is parsed on its own: a cell, a script, or a cell inside a string.
 
+    A cell inside a string is the last argument of `get_ipython().run_cell_magic`, by nbconvert.
+
     Attributes:
         text: the code as it is in the file.
         cell: the number of its cell in the notebook, from 1, with Markdown cells counted; None in
             a script.
         index: the number of its cell among the code cells of the file, from 0.
-        fixed_line: for a cell inside a string, the line of the string, which all its findings
-            report; 0 for other pieces.
+        fixed_line: for a cell inside a string, the line on which the string begins; each finding in
+            this cell gets the same line. 0 for other pieces.
         tree: the syntax tree, without magics and without the lines that Python refuses; empty if
             Python refuses `_MOST_BROKEN` lines.
         shell: the magics and shell commands, by the number of their first line, from 1.

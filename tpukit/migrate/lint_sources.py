@@ -162,8 +162,9 @@ def files_in(
 
     Args:
         paths: files and folders; files are yielded without a check.
-        skipped: this list receives the folders that are not searched, except hidden ones.
-        errors: this list receives an error for each folder that cannot be read.
+        skipped: a list, to which `files_in` adds folders that it does not search, such as Python
+            environments. Hidden folders are not searched either, but are not added.
+        errors: a list, to which `files_in` adds an error for each folder that cannot be read.
     """
     seen: set[Path] = set()
     for path in paths:

@@ -36,10 +36,10 @@ class Binding:
 
     Attributes:
         name: the name.
-        full: the full name that an import gives it; "" if no import does.
+        full: the full name of the imported object; "" for other statements.
         statement: the import; None for other statements.
         value: the expression that an assignment gives it; None for other statements.
-        scope: the function or class around it; None at the top level.
+        scope: the function or class around the statement; None at the top level.
         place: the position of the statement.
     """
 
@@ -131,7 +131,7 @@ class Names:
 
         Args:
             node: the name.
-            depth: the number of assignments that were followed to it.
+            depth: the number of assignments, such as `xm = m`, that were followed so far.
         """
         root, dot, rest = dotted(node).partition(".")
         binding = self.binding(node)
@@ -173,11 +173,10 @@ class Names:
         return []
 
     def is_plain(self, root: str) -> bool:
-        """Return True if a root can only be one module, wherever the code reads it.
+        """Return True if a name without a dot, `root`, means the same module everywhere.
 
-        That is so if every binding is the same import at the top level, and the code uses the root
-        only to read names from it: nothing assigns to it, patches it, passes it on or lists its
-        names.
+        Every binding of `root` must be the same import, at the top level. The code may only read
+        names of the module: it must not assign to one, pass the module on, or list its names.
         """
         bindings = self.bindings.get(root, ())
         is_one_module = len({one.full for one in bindings}) == 1

@@ -41,10 +41,10 @@ class Verdict(NamedTuple):
 
 @functools.cache
 def table(name: str, part: str = "") -> dict:
-    """Return a table, or a part of it.
+    """Return a table of names, or a part of the table.
 
     Args:
-        name: the name of its file, without ".json".
+        name: the name of the table's JSON file, without ".json".
         part: a key at the top of the table; "" for the whole table.
     """
     found = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
@@ -57,18 +57,18 @@ def entry_of(full: str) -> dict:
 
 
 def parts_of(full: str) -> list[str]:
-    """Return a name and its prefixes with a dot, longest first: for a.b.c, [a.b.c, a.b]."""
+    """Return [a.b.c, a.b] for a.b.c: the name, and its prefixes that contain a dot."""
     parts = full.split(".")
     return [".".join(parts[:end]) for end in range(len(parts), 1, -1)]
 
 
 def longest_part(full: str, names: Mapping) -> str:
-    """Return the longest part of a name that is in a table; "" if none is."""
+    """Return the longest of the `parts_of` a name that is in a table; "" if none is."""
     return next(filter(names.__contains__, parts_of(full)), "")
 
 
 def is_old_name(full: str) -> bool:
-    """Return True if a table lists a name as old, so that a star import may have bound it."""
+    """Return True if one of the tables lists a name as moved, removed or changed."""
     tables = (table("names", "names"), table("api", "_removed"), table("libraries", "names"))
     return any(full in names or of_today(full) in names for names in tables)
 
@@ -81,14 +81,14 @@ def _moved_modules() -> dict[str, str]:
 
 
 def of_today(full: str) -> str:
-    """Return a name with today's path of its module; the path may have stayed the same."""
+    """Return a name with its module's present path, if the module has moved; else the name."""
     moved = _moved_modules()
     part = longest_part(full, moved)
     return moved.get(part, "") + full.removeprefix(part)
 
 
 def is_in_both_releases(full: str) -> bool:
-    """Return True if torch_xla 2.8 and 2.9 both have this module, or this name of a module."""
+    """Return True if torch_xla 2.8 and 2.9 both have this module, class or function."""
     modules = table("api")
     module, _, name = full.rpartition(".")
     if full in modules:
@@ -117,7 +117,7 @@ def _installed() -> str:
 
 
 def dead_part(full: str) -> str:
-    """Return a name up to the first part that torch_xla does not have; "" if it has all parts.
+    """Return a name up to its first part that torch_xla lacks; "" if no part is missing.
 
     The attributes of a class are not checked.
     """
@@ -199,7 +199,7 @@ def _removed(dead: str) -> Verdict:
 
 
 def library_name(full: str) -> str:
-    """Return a name as libraries.json has it, because Lightning is a package under two names."""
+    """Return a name as in libraries.json, with `pytorch_lightning` for `lightning`."""
     return re.sub(r"^lightning\.(pytorch\.)?", "pytorch_lightning.", full)
 
 

@@ -89,7 +89,7 @@ class SafeFixes:
         return [Edit(piece, start, start, f"import torch_xla{line_end}")]
 
     def of_import(self, statement: ast.Import | ast.ImportFrom) -> list[Edit] | None:
-        """Return the edit for `from old.module import names`; None if it is not safe."""
+        """Return the edit for `from old.module import names`; None if no edit is safe."""
         piece = self._piece(statement)
         is_at_top = isinstance(self._names.parents[statement], ast.Module)
         start, end = piece.span(statement)

@@ -272,8 +272,7 @@ def read_headers(
         damaged or are not CT slices.
 
     Raises:
-        ModuleNotFoundError: pydicom is not installed, or no installed package decodes one of the
-            files.
+        ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
     """
     import numpy
 
@@ -444,7 +443,7 @@ def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
 
 
 def without_copies(headers):
-    """Keep one header per image, return these, and print the number of the other files."""
+    """Return one header per image, and print the number of files with a second copy of an image."""
     import numpy
 
     _, first = numpy.unique(headers["image"], return_index=True)

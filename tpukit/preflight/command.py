@@ -83,7 +83,7 @@ def find_function(name: str) -> Callable:
         names = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
         fix = f"define {function} in {place}"
         if names:
-            fix = f"{place}:{names[-1]}, for example"
+            fix = f"for example: {place}:{names[-1]}"
         raise InvalidValueError(
             f"{place} has no function {function}",
             found=", ".join(names[:_MOST_NAMES]) or "it defines no function",

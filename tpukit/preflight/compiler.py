@@ -108,7 +108,7 @@ class Compiled:
 
     @cached_property
     def cycles(self) -> int:
-        """The sum of the compiler's estimates over the operations; collectives have none."""
+        """The compiler's estimate of cycles, without those of collectives."""
         return sum(operation.cycles or 0 for operation in self.program.operations)
 
 

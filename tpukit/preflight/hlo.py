@@ -107,8 +107,8 @@ class Array:
 
     Attributes:
         minor_to_major: the dimensions from the one that changes fastest in memory to the slowest.
-        tiles: the sizes of a tile, the one of the most minor dimension last. Each minor dimension
-            is padded to a multiple of its size. Empty if nothing is padded.
+        tiles: the sizes of a tile; the last size is for the dimension that changes fastest. Each
+            dimension with a size is padded to a multiple of this size. Empty without padding.
         in_hbm: False if the array is in the core's on-chip memory.
         is_dynamic: True if a dimension has only an upper bound.
         width: the bytes per element.
@@ -182,7 +182,7 @@ class Program:
 
     Attributes:
         computations: the operations of each computation, by the computation's number.
-        entry: the number of the computation that is the program itself.
+        entry: the number of the entry computation, with which the program starts.
     """
 
     computations: dict[int, tuple[Operation, ...]]
@@ -190,7 +190,7 @@ class Program:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations of the program itself, each of which may run a computation."""
+        """The operations of the entry computation, some of which run other computations."""
         return self.computations[self.entry]
 
     @functools.cached_property
@@ -206,7 +206,7 @@ class Program:
         return total
 
     def hbm_bytes(self, operation: Operation) -> int:
-        """Return the bytes in HBM that an operation of the program itself reads and writes.
+        """Return the bytes in HBM that an operation of `operations` reads and writes.
 
         The whole of each operand counts, even if the operation reads only a slice of it.
         """

@@ -62,7 +62,7 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
     raise LibtpuNotFoundError(
         f"the TPU's compiler, libtpu {version}, is not on this machine",
         found=f"no {kept}, and no such version installed",
-        fix=f"{call}, which needs the internet once: 130 to 150 MB",
+        fix=f"download it once, 130 to 150 MB: {call}",
     )
 
 
@@ -106,7 +106,7 @@ def _check_space(version: str, folder: Path) -> None:
     if free < _NEEDED:
         raise LibtpuNotFoundError(
             f"there is no room for libtpu {version}",
-            found=f"{human_size(free)} free in {folder}, and it takes {human_size(_NEEDED)}",
+            found=f"{human_size(free)} free in {folder}, but libtpu needs {human_size(_NEEDED)}",
             fix="delete files, or set XDG_CACHE_HOME to a folder on another disk",
         )
 

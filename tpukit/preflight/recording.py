@@ -94,8 +94,8 @@ class Recording:
         has_optimizer: True if an optimizer made a step, or the loop itself wrote to parameters. If
             not, `graphs` is the largest graph that ran.
         steps: the number of recorded steps.
-        syncs: the number of `core.step()` blocks per step. If a step has more graphs than blocks,
-            something cuts the graphs.
+        syncs: the number of `core.step()` blocks per step. If `graphs` has more entries, other
+            code ends graphs too, such as `.item()`.
         shapes: the steps for other batch shapes, if there are several shapes, as with `buckets`;
             `graphs` is the step for the largest shape.
         recompiled: the number of graphs that were compiled after the second step, without those for
@@ -137,7 +137,7 @@ def record(
     timeout: float | None = 900.0,
     progress: str | None = None,
 ) -> Recording:
-    """Run `fn(core, *args)` as core 0 of a simulated chip until it runs the same step again.
+    """Run `fn(core, *args)` as core 0 of a simulated chip until a step repeats.
 
     The function runs in a process of its own, as in a launch, and with the same data. The simulator
     does not compute large graphs: losses and all other values from the device are zeros.
@@ -323,8 +323,7 @@ def _read(folder: Path, facts: dict) -> Recording:
         raise PreflightError(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
-            fix="the function must run a step: in a loop over core.batches, with core.step(), "
-            "or fit",
+            fix="train in the function: with core.step() in a loop over core.batches, or with fit",
         )
     # Without an optimizer there are no cycles, and the largest program is taken for the step.
     found = cycles(log, facts.pop("marks"))

@@ -66,8 +66,8 @@ class Point(NamedTuple):
 def points(found) -> list[Point]:
     """Return the most expensive operations of a `Preflight` that have a convolution or a dot.
 
-    If all arrays of an operation are in on-chip memory, its intensity is infinite. Its point is
-    drawn at ten times the intensity at which slope and roof meet.
+    An intensity is at most ten times that of the ridge point, where slope and roof meet. Without
+    this limit, the intensity would be infinite if all arrays are in on-chip memory.
     """
     edge = 10 * found.chip.flops / found.chip.bandwidth
     drawn = []
@@ -122,8 +122,8 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
 
     Args:
         found: a `Preflight` whose step was compiled.
-        step_seconds: the measured time of the same step on the chip. The figure then shows the
-            measured step below the estimated one, and its title compares the two times.
+        step_seconds: the measured time of the same step on the chip. With it, the figure also shows
+            the measured step, and the title compares the measured with the estimated time.
 
     Raises:
         InvalidValueError: the step needs too much memory, so nothing was compiled; or
@@ -133,12 +133,12 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
         raise InvalidValueError(
             "step_seconds must be positive",
             found=f"step_seconds={step_seconds}",
-            fix="the seconds of a step, such as core.step_seconds after the first steps",
+            fix="pass the seconds of a step, such as core.step_seconds after the first steps",
         )
     if not found.compiled:
         raise InvalidValueError(
             "a step that does not fit has no roofline, because it was not compiled",
-            fix="a smaller batch; `tpukit.preflight.largest_batch` finds it",
+            fix="use a smaller batch; `tpukit.preflight.largest_batch` finds the largest that fits",
         )
     drawn = points(found)
     whole = Point(

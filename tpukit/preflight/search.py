@@ -238,8 +238,8 @@ def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> 
     """Show preflights in a table, such as those of two dtypes, batch sizes or chips.
 
     Args:
-        variants: results of `preflight`: a dict with their names, or a sequence, which numbers them
-            from 1.
+        variants: results of `preflight`, as a dict by name; or as a sequence, and then their names
+            are numbers from 1.
 
     Returns:
         The table, which a notebook displays.

@@ -56,7 +56,7 @@ class StepClock:
     def wait(self) -> None:
         """Wait until enough steps are measured, at most 15 s.
 
-        Without `core.step()` in the function, the clock sees no end of a graph. Then `wait` returns
+        If the worker function does not use `core.step()`, no step is measured, and `wait` returns
         at once.
         """
         self.ended.wait(_MOST_SECONDS if self._sees_graphs else 0)
@@ -75,7 +75,7 @@ class StepClock:
         return statistics.median(step.seconds for step in self._steps)
 
     def after_sync(self) -> None:
-        """Handle the end of a graph: it ends a step if an optimizer has stepped in the graph."""
+        """Measure a step if an optimizer has stepped in the graph that has just ended."""
         self._sees_graphs = True
         now = time.thread_time()
         if not self._stepped:

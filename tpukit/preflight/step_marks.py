@@ -24,10 +24,10 @@ class _Parameter(NamedTuple):
 
 
 class StepMarks:
-    """The marks in the log, one after each graph in which an optimizer has stepped.
+    """Collect marks in `all`, one after each graph in which an optimizer has stepped.
 
-    `after_step` is called after each mark. If the loop cuts its graphs without `core.step()`,
-    everything between two optimizer steps counts as a single graph.
+    After each mark, the function in `after_step` is called. If the loop ends its graphs without
+    `core.step()`, everything between two steps of an optimizer counts as a single graph.
 
     Args:
         backend: the backend of the core.
@@ -59,13 +59,13 @@ class StepMarks:
         return len(self.all) > PATIENCE or not self._has_idle_optimizer()
 
     def are_enough(self) -> bool:
-        """Return whether the limit of steps or graphs is reached, so that the recording ends."""
+        """Return whether the recording has reached its limit of steps or graphs."""
         if self._syncs >= _MOST_SYNCS:
             return True
         return len(cycles(read_log(self._log), self.all)) >= _MOST_STEPS
 
     def after_sync(self) -> None:
-        """Handle the end of a graph: add a mark if an optimizer has stepped in it."""
+        """Add a mark if the graph that has just ended changed weights; count the graph."""
         stepped = self._stepped or self._written_by_hand()
         self._syncs += 1
         self._stepped = set()

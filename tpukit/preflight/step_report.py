@@ -157,10 +157,9 @@ class Preflight(Findings):
     def hbm_bytes(self) -> int:
         """The largest number of bytes of HBM in use at any time.
 
-        It is the sum of a graph's arguments, results and temporaries, of all other tensors on the
-        device, and of the code of all graphs. If the compiler could not compile a graph for lack of
-        memory, it is the number in the compiler's message. If the message has none, it is one byte
-        more than a core has.
+        This is the sum of a graph's arguments, results and temporaries, of all other tensors on the
+        device, and of the code of all graphs. If a graph does not fit, this is the number of bytes
+        in the compiler's message; without such a number, one byte more than a core has.
         """
         if self.too_large is not None:
             return self.too_large.needed or self.chip.hbm + 1
@@ -189,7 +188,7 @@ class Preflight(Findings):
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds of a step at the chip's clock; NaN if it was not compiled."""
+        """The estimated seconds of a step at the chip's clock; NaN without a program."""
         if not self.compiled:
             return math.nan
         return self.cycles / self.chip.clock
@@ -203,10 +202,10 @@ class Preflight(Findings):
 
     @property
     def host_seconds(self) -> float:
-        """Seconds that a processor of this machine takes to record a step; NaN if unknown.
+        """Seconds of Python and torch_xla per step, on a CPU of this machine; NaN if unknown.
 
-        The two cores of a v2 or v3 chip are threads of one process, which records their steps one
-        after the other, so this is the time for both.
+        On a v2 or v3 chip, this is the time for both cores, because one process captures the steps
+        of both, one after the other.
         """
         seconds = self.recording.host_seconds
         if seconds is None:
@@ -303,8 +302,8 @@ class Preflight(Findings):
     def link_seconds(self) -> float:
         """Seconds per step of the collectives on the links between chips; 0 on one chip.
 
-        It is the time of an all-reduce of `collective_bytes` in a ring, as if nothing ran at the
-        same time; see `tpukit.preflight.scaling`.
+        This is the time of an all-reduce of `collective_bytes` in a ring, if no computation
+        overlaps with it; see `tpukit.preflight.scaling`.
         """
         return all_reduce_seconds(self.collective_bytes, self.chip.generation, self.chip.chips)
 
@@ -349,7 +348,7 @@ class Preflight(Findings):
 
         Args:
             step_seconds: the measured time of the same step on the chip, such as the `step_seconds`
-                of `tpukit.profiling.report`. The figure shows it below the compiler's estimate.
+                of `tpukit.profiling.report`. With it, the figure also shows the measured step.
 
         Raises:
             InvalidValueError: the step needs too much memory, so there is no program; or
@@ -576,7 +575,7 @@ def preflight(
 ) -> Preflight:
     """Compile a worker function's training step for a TPU, on a machine without one.
 
-    The function runs in a simulation of core 0 of that TPU, until it runs the same step again. The
+    The function runs in a simulation of core 0 of that TPU, until a training step repeats. The
     simulation does not compute large graphs: see `tpukit.preflight.recording.record`. Then libtpu,
     the TPU's own compiler, compiles the step in a separate process. That takes seconds to minutes,
     but only once per graph, because results are cached in the user's cache folder.
@@ -590,7 +589,7 @@ def preflight(
         *args: further arguments of `train`.
         chip: the name of the TPU, such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
         shard: as in `launch`: "fsdp" to use all chips as a single core; None for data parallelism.
-            With "fsdp", large arrays have a shape but no values, so they need no memory.
+            With "fsdp", large arrays have a shape but no values, so they need no memory here.
         libtpu: the version of the compiler: "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for
             the version that belongs to this machine's torch. `tpukit.preflight.fetch_libtpu`
             downloads it.
@@ -603,8 +602,8 @@ def preflight(
             folder to a machine with such a TPU, and pass it to `launch(compile_cache=folder)`. Not
             tested on hardware: see docs/compilation_cache.md.
         progress: as in `launch`.
-        timeout: the limit in seconds for the recording, and again for the compiler. None for 900 s
-            for the recording, and no limit for the compiler.
+        timeout: the limit in seconds for the simulation, and for the compilation of each graph.
+            None for 900 s for the simulation, and no limit for the compilations.
 
     Returns:
         The `Preflight`, a table that a notebook displays.

@@ -22,13 +22,13 @@ _LARGE = 2**24  # elements; from this size on, 64 MiB of float32, a tensor is no
 
 
 def check_torch_save(check: Callable[[object], None]) -> None:
-    """Call a function on the file of each `torch.save`, before it is opened.
+    """Call a function with the file of each `torch.save`, before the file is opened.
 
     Other modules may have imported `torch.save` under any name, so the function that `torch.save`
     calls is patched.
 
     Args:
-        check: a function of the path or file object; it raises an error to refuse the file.
+        check: a function that gets the path or file object, and raises an error to refuse it.
     """
     import torch.serialization
 
@@ -44,9 +44,9 @@ def check_torch_save(check: Callable[[object], None]) -> None:
 def leave_large_tensors_empty() -> None:
     """From now on, do not fill large tensors with random numbers in this process.
 
-    The system gives memory to a process only when it is written, so such tensors take no space.
-    `torch.nn.init.trunc_normal_` is an exception: after `uniform_` it transforms all numbers. The
-    values do not matter, because no value from the simulated device is a result.
+    Linux provides memory at the first write, so tensors without a write take no space. The values
+    do not matter, because no value from the simulated device is a result. Tensors of
+    `torch.nn.init.trunc_normal_` still take space, because it computes with all their numbers.
     """
     import torch
 

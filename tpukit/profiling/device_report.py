@@ -55,9 +55,8 @@ class Report(Findings):
     def roofline(self, planned):
         """Draw the measured step under the roofline of its chip; return a figure of matplotlib.
 
-        Call it in the notebook, on the report that the worker function returned. The counters do
-        not contain the bytes that an operation moves, so the operations come from the compiler's
-        report, `planned`.
+        Call it in the notebook, on the report that the worker function returned. This report does
+        not contain single operations, so the figure takes them from `planned`.
 
         Args:
             planned: the result of `tpukit.preflight.preflight` for the same step and chip.

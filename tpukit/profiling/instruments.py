@@ -91,7 +91,7 @@ class Trace:
         self._trace.start()
 
     def step(self, number: int) -> contextlib.AbstractContextManager:
-        """Return a context whose time is a step in the recording."""
+        """Return a context manager, whose block appears as a step in the recording."""
         from torch.profiler import record_function
 
         return record_function(f"step {number}")
@@ -116,16 +116,16 @@ class XlaTrace(Trace):
         profiler.start_trace(folder)
 
     def step(self, number: int) -> contextlib.AbstractContextManager:
-        """Return a context whose time is a step in the recording."""
+        """Return a context manager, whose block appears as a step in the recording."""
         import torch_xla
 
         # TensorBoard groups events into steps by these two arguments.
         return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)
 
     def stop(self) -> None:
-        """End the recording when the device has finished its work, and write it.
+        """Wait for the device, end the recording, and write its files.
 
-        torch_xla writes files for TensorBoard, and a Chrome trace.
+        These are files for TensorBoard, and a Chrome trace.
         """
         import torch_xla.core.xla_model as xm
         from torch_xla.debug import profiler

@@ -59,7 +59,7 @@ class LayerDifference:
             for the first of several outputs.
         kind: the name of the layer's class.
         difference: the largest absolute difference. It is infinite if a value is infinite or NaN on
-            only one side, or if two such values are unequal.
+            one side, and different on the other.
         relative: `difference` divided by the largest absolute value on the host.
         explained: the largest absolute difference that the device's precision explains.
     """
@@ -83,8 +83,8 @@ class Comparison(Table):
     Attributes:
         layers: the differences in the order of computation; the last is the output of the model.
         device: a description of the device.
-        bits: significant bits to which the device rounds the float32 factors of products: 8 for
-            bfloat16, 24 for no rounding.
+        bits: significant bits to which the device rounds the float32 factors of matrix products and
+            convolutions: 8 for bfloat16, 24 for no rounding.
     """
 
     layers: tuple[LayerDifference, ...]
@@ -134,7 +134,7 @@ def compare(
     matmul_precision: str | None = None,
     timeout: float | None = None,
 ) -> Comparison:
-    """Run a model on the host in float32 and on a core, and compare it layer by layer.
+    """Run a model on the host in float32 and on a core; compare the outputs of all layers.
 
     Both runs are in a worker, in evaluation mode and without gradients; the given model is not
     changed. A layer is a module that calls no other module. The effect of an operation outside of
@@ -143,9 +143,10 @@ def compare(
 
     The device's precision explains a difference up to a limit, which is the sum of
 
-    - four times the effect of rounded factors on the layer's output, measured on the host;
-    - one rounding of the output's largest value, if the layer has a product;
-    - 2**-14 of this value, because the device adds in another order and has its own exp.
+    - four times the change of the layer's output on the host if the factors of all matrix products
+      and convolutions are rounded as on the device;
+    - one rounding of the output's largest value, if the layer has such a product;
+    - 2**-14 of the largest value, because the device adds in another order and has its own exp.
 
     By default, a TPU rounds factors to bfloat16, and CUDA rounds them to TF32. XLA:CPU and CPUs do
     not round them, so the limit is much smaller.

@@ -38,14 +38,14 @@ _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RecompileMonitor:
-    """Finds the steps that were compiled again, and the difference that caused it.
+    """Find the steps that were compiled again, and the change that caused the compilation.
 
-    On a CPU and on CUDA, it does nothing, because nothing is compiled there.
+    On a CPU and on CUDA, the monitor does nothing, because nothing is compiled there.
 
-    At first, it compares only the shapes of the batches, which takes 10 microseconds per step
-    (measured). If they do not explain a compilation, it computes a hash of every further step's
-    graph, which takes 2 ms for a ResNet-34. If the hash is new, it compares the graph with the
-    graph before.
+    At first, the monitor compares only the shapes of the batches, in 10 microseconds per step
+    (measured). After a compilation with another cause, it computes a hash of the graph of every
+    step, which takes 2 ms for a ResNet-34. Each graph with a new hash is compared with the graph
+    before.
 
         monitor = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
@@ -107,8 +107,8 @@ class RecompileMonitor:
     def check_graph(self, model, *tensors) -> None:
         """Compare the graph that the step has recorded with the graphs of earlier steps.
 
-        Call it at the end of the step, before the graph runs. In a dry run on several cores, the
-        averaging of gradients cuts the graph: call it before the averaging as well.
+        Call it at the end of the step, before the graph runs. In a dry run on several cores, a
+        graph also ends at the averaging of gradients: there, call it before the averaging too.
 
         Args:
             model: the model, whose parameters, gradients and buffers are in the graph.

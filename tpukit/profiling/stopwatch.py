@@ -9,7 +9,7 @@ from tpukit.essentials.display import InvalidValueError
 
 
 class Stopwatch:
-    """Measures the time of each section of a step until the device has finished it.
+    """Measure the time of each section of a step, with the device's work for the section.
 
     A device works while the program continues, and torch_xla starts the device only at the end of a
     step. Therefore every section ends with a wait for the device. These waits make the step slower:

@@ -115,7 +115,7 @@ class RecordingTpu(_Recording, Tpu):
 
     @staticmethod
     def part_of(shape: tuple) -> tuple:
-        """Return the shape of a chip's part of a batch: the shape of the whole batch."""
+        """Return the shape of this core's part of a batch: this core gets the whole batch."""
         return shape
 
 

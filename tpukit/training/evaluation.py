@@ -469,7 +469,7 @@ def _one_number(name: str, value: object) -> float:
         raise InvalidValueError(
             f"{name} must return one number, got a {type(value).__name__} of "
             f"{', '.join(map(repr, value))}",
-            fix="a function for each of its numbers: "
+            fix="pass a function for each number: "
             f"lambda outputs, targets: {name}(outputs, targets)[{part!r}]",
         )
     # A torchmetrics metric with average=None returns a number per class.

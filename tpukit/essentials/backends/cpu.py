@@ -76,12 +76,12 @@ class Cpu(Backend):
     Args:
         rank: number of this core.
         world_size: number of cores in the run.
-        meeting_point: the address of rank 0's store, and the listening socket for it; None for one
-            core in the kernel's own process.
+        meeting_point: the address at which rank 0 opens its store, and the socket that listens
+            there; None for one core in the kernel's own process.
 
     Attributes:
         store: the key-value store of torch.distributed, through which the processes find each
-            other. It is open before the device.
+            other. `open_device` may use it.
         group: the process group of torch.distributed, in which the cores compare their calls.
     """
 
@@ -162,9 +162,9 @@ class Cpu(Backend):
     def _own_group(self, name: str, options):
         """Return a process group that is not torch.distributed's default group.
 
-        TPU cores have no default group, either. Some layers average over processes by themselves if
-        `torch.distributed.is_initialized()`. With a default group they would do so in a dry run,
-        but not on a TPU.
+        A default group makes `torch.distributed.is_initialized()` True, and some layers then
+        average over the processes. TPU cores have no default group, so these layers would compute
+        other results in a dry run than on a TPU.
         """
         import torch
         import torch.distributed as dist
@@ -411,10 +411,11 @@ class CpuRuntime(Runtime):
         """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: the notebook has imported torch_tpu. Then the first backward() of a
-                worker, even of CPU tensors, counts the TPU's devices. That would open the chips;
-                without chips torch_tpu would ask Google Cloud for them for minutes.
+            TpukitRuntimeError: the notebook has imported torch_tpu, so the first backward() of a
+                worker, even of CPU tensors, would open the chips.
         """
+        # torch_tpu counts the devices in backward(). Without chips it asks Google Cloud for them,
+        # which takes minutes.
         if "torch_tpu" in sys.modules and self.package != "torch_tpu":
             raise TpukitRuntimeError(
                 "this kernel has imported torch_tpu, so workers on the CPU would open the chips",

@@ -136,7 +136,7 @@ class Backend:
         waits: seconds of each of the last 64 calls of `wait`.
         wait_count: number of all calls of `wait`.
         after_sync: a function that is called after every `sync`, and after a step without `sync`.
-            A running profile marks the steps with it. None for none.
+            A profile and `preflight` set it, to see the ends of steps. None for none.
     """
 
     rank: int
@@ -155,7 +155,7 @@ class Backend:
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
-        """Seed the device's random generator. A CPU process has none besides the host's."""
+        """Seed the device's random generator. If the device is the CPU, do nothing."""
 
     def set_precision(self, precision: str) -> None:
         """Set the precision of float32 matrix products and convolutions.
@@ -193,7 +193,7 @@ class Backend:
         raise NotImplementedError
 
     def with_fractions(self, tensor):
-        """Return a tensor with a dtype for means: integers become `real`."""
+        """Return a tensor whose dtype can hold a mean: convert integers and bools to `real`."""
         if tensor.is_floating_point() or tensor.is_complex():
             return tensor
         return tensor.to(self.real)
@@ -369,9 +369,10 @@ class Runtime:
         return open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        """Return the context manager of the object that connects a run's processes.
+        """Return a context manager that yields the object through which processes find each other.
 
-        The kernel opens it before the forks, which inherit it, and closes it after them.
+        The kernel opens the object before it forks the workers, which inherit the object. After the
+        forks, the kernel closes its own copy.
         """
         return contextlib.nullcontext()
 

@@ -25,7 +25,11 @@ _COLLECTIVES = (
 
 
 def answer_for_all_processes(rank: int, world_size: int) -> None:
-    """Let torch_xla report the run's rank and world size; let its collectives raise errors."""
+    """Patch torch_xla: report the run's rank and world size, and raise errors in collectives.
+
+    torch_xla does not connect the processes of this dry run, so its collectives would reach no
+    other core.
+    """
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr

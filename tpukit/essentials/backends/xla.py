@@ -310,13 +310,14 @@ class XlaRuntime(Runtime):
 def import_torch_xla(device_type: str) -> None:
     """Import torch_xla in the kernel, for all workers; start no runtime.
 
-    The import takes ten seconds. It needs two variables. Without PJRT_DEVICE torch_xla would choose
-    a device, set the variable in the kernel and log a warning. Without TORCH_WARM_POOL=0, torch 2.8
-    with Triton would start one process per processor, to compile for GPUs.
+    The import takes ten seconds.
 
     Args:
         device_type: "TPU" or "CPU".
     """
+    # Without PJRT_DEVICE torch_xla would choose a device, set the variable in the kernel and log a
+    # warning. Without TORCH_WARM_POOL=0, torch 2.8 with Triton would start one process per
+    # processor, to compile for GPUs.
     with variable_set("PJRT_DEVICE", device_type), variable_set("TORCH_WARM_POOL", "0"):
         import torch_xla._internal.pjrt  # noqa: F401
 

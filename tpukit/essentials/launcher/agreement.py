@@ -55,9 +55,9 @@ _XLA_COLLECTIVES = (
 def is_comparison_step(step: int, steps_per_epoch: int) -> bool:
     """Return whether the cores are compared after this step.
 
-    The comparisons are frequent at first, because most mistakes show at once; later they are at
-    ends of epochs, at least 100 steps apart. With 40 steps per epoch: after steps 1, 2, 4, 8, 16,
-    32, 64, then 120, 240, 360 and so on.
+    The comparisons are frequent at first, because most mistakes show at once. Later comparisons
+    are at ends of epochs, at least 100 steps apart. With 40 steps per epoch, the cores are compared
+    after steps 1, 2, 4, 8, 16, 32, 64, then 120, 240, 360 and so on.
     """
     is_power_of_two = step.bit_count() == 1
     if step <= _OFTEN_UNTIL and is_power_of_two:
@@ -71,16 +71,16 @@ class State:
     """The values of a core that must be in sync with the other cores.
 
     Attributes:
-        modules: the modules, each by a prefix for the names of its tensors.
-        optimizers: the optimizers. Their settings are compared. Their parameters that are in none
-            of the modules are compared as weights.
+        modules: {prefix: module}. The prefix stands before the names of the module's tensors.
+        optimizers: optimizers, whose settings are compared. Parameters of an optimizer that are in
+            none of the modules are compared as weights.
         schedule: the learning rate schedule; None for none.
         data: facts about the batches, such as their seed.
-        called: functions, each by the name of the argument that it was passed as, such as "loss".
+        called: {name of the argument: function}, such as {"loss": the loss function}.
         run: other arguments of `fit`, by name.
-        averaged: True if float buffers have been averaged, so that they must be equal, too.
-        layers: compare the types and settings of the modules' layers.
-        tensors: compare weights and buffers.
+        averaged: True if float buffers have been averaged. They must then be equal on all cores.
+        layers: True to compare the types and settings of the modules' layers.
+        tensors: True to compare weights and buffers.
     """
 
     modules: Mapping[str, object]
@@ -136,7 +136,7 @@ class _KeptLoop(NamedTuple):
 
 
 class Agreement:
-    """Compares this core with all other cores, at steps of the loop that it counts itself."""
+    """Counts the steps of the user's loop, and compares the cores after some of the steps."""
 
     def __init__(self, core):
         self._core = core
@@ -152,11 +152,11 @@ class Agreement:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the user's loop so far, because a new loop or `fit` begins."""
+        """Forget the steps and models of the user's loop, because a new loop or `fit` begins."""
         self._loop = _Loop()
 
     def end_run(self) -> None:
-        """Remember the loop for the session's next run, with weak references to its objects."""
+        """Keep weak references to the loop's optimizers and modules for the session's next run."""
         loop = self._loop
         self._kept = _KeptLoop(
             {weakref.ref(optimizer): step for optimizer, step in loop.steps.items()},
@@ -166,7 +166,7 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Continue the loop of the session's previous run, as far as its objects are alive."""
+        """Continue the previous run's loop, with its optimizers and modules that still exist."""
         loop = self._loop
         for reference, step in self._kept.steps.items():
             if reference() is not None:
@@ -278,8 +278,8 @@ class Agreement:
                 "core.model copies the weights of core 0 to every core, but a lazy layer has no "
                 "weights yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
-                fix="call the model once before core.model, as model(next(iter(loader))[0]) in "
-                "the notebook, or give the layers their sizes",
+                fix="give the layers their sizes; or, in the notebook, call the model once with a "
+                "batch of your DataLoader: model(next(iter(loader))[0])",
             )
         self.compare("in core.model", modules={"": module}, tensors=False)
 
@@ -310,9 +310,9 @@ class Agreement:
 
     @contextlib.contextmanager
     def optimizer_step_marked(self) -> Iterator[None]:
-        """Mark the optimizer's step in `core.optimizer_step`: its gradients have been averaged.
+        """Mark the step in the `with` block as one whose gradients have been averaged.
 
-        The mark also counts for an optimizer inside the optimizer, as in Lookahead.
+        If the optimizer calls another optimizer, as Lookahead does, the mark applies to both.
         """
         self._in_optimizer_step = True
         try:
@@ -362,7 +362,7 @@ class Agreement:
         loop.trained = [one for one in self._models if one in new or self._is_stepped(one)]
         used = [batches for batches in self._batches if batches.drawn]
         if used:
-            # The training batches are those that were drawn most: validation has fewer so far.
+            # The first step has just drawn from the training batches, later than from any others.
             loop.data = max(used, key=lambda batches: batches.drawn).facts()
 
     def _is_stepped(self, module) -> bool:
@@ -400,10 +400,10 @@ class Agreement:
     def state_at_end(self) -> dict[str, dict] | None:
         """Describe the loop when the worker function returns, for `difference_at_end`.
 
-        It returns None if the run has only one core. It also returns None if the weights have
-        changed since the loop's last step: one of the cores may have loaded the best weights, for
-        example to plot predictions. The kernel compares the states, because a core that returns
-        early must not wait for other cores.
+        It returns None if the run has only one core, or if the weights have changed since the
+        loop's last step. A single core may change its weights, for example when it loads the best
+        weights for a plot. The kernel compares the states, because a core that returns early
+        must not wait for other cores.
         """
         loop = self._loop
         loop.due = None
@@ -421,8 +421,8 @@ class Agreement:
     def has_trained_alone(self) -> bool:
         """Return whether this core has stepped an optimizer but has been in no collective.
 
-        Collectives of torch_xla count as well. With an initialized torch.distributed the result is
-        False, because its collectives are not counted.
+        Collectives of torch_xla count as well. If torch.distributed is initialized, the result is
+        always False, because tpukit does not see the collectives of torch.distributed.
         """
         import torch
 
@@ -477,7 +477,7 @@ class Agreement:
     def gradients_error(self, optimizer, error: BackendMismatchError) -> Exception:
         """Return an error that names the parameters that some cores train and others do not.
 
-        Collective. Without such parameters it returns the given error.
+        Collective. If there are no such parameters, it returns the argument `error`.
         """
         described = {}
         parameters = parameters_of(optimizer)
@@ -534,5 +534,6 @@ def _check_sync_batchnorm(modules: Mapping) -> None:
             "torch.nn.SyncBatchNorm averages through torch.distributed, which does not connect "
             "these cores",
             found=f"{first_few(layers, 3)} would use the statistics of this core's batch alone",
-            fix="tpukit.training.sync_batchnorm(core, model), which also converts SyncBatchNorm",
+            fix="let these layers average over the cores: "
+            "model = tpukit.training.sync_batchnorm(core, model)",
         )

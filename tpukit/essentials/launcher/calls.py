@@ -23,8 +23,8 @@ _COUNTERPARTS = {
 def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
     """Raise an error unless `fn(core, *args)` can be called.
 
-    It also remembers the function and its arguments, so that `core.batches` can find objects that
-    all forks share, such as a random generator.
+    It also remembers the function and its arguments. `core.batches` looks in them for objects that
+    every worker would copy in the same state, such as a random generator.
 
     Args:
         fn: the worker function.
@@ -33,6 +33,7 @@ def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
 
     Raises:
         InvalidTypeError: `fn` is not a function, or its signature does not accept the arguments.
+        InvalidValueError: `fn` uses threads of the notebook, which the workers do not have.
     """
     if not callable(fn):
         given = "None" if fn is None else f"a {type(fn).__name__}"

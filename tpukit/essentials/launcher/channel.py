@@ -165,13 +165,12 @@ def deserialize(parts: list[bytearray]) -> object:
 
 
 class Pickler(pickle.Pickler):
-    """Pickles a tensor of any device as its bytes.
+    """Pickles a tensor of any device as its bytes."""
 
-    torch's own reducers would share memory between the processes, or need the device in the kernel.
-    """
+    # torch's own reducers would share memory between processes, or need the device in the kernel.
 
     def reducer_override(self, value: object) -> object:
-        """Return (function, arguments) to make a tensor again; NotImplemented for other values."""
+        """Return (function, arguments) that rebuild a tensor; NotImplemented for other values."""
         torch = sys.modules.get("torch")  # if torch is not loaded, the value is no tensor
         if torch is None or not isinstance(value, torch.Tensor) or not _has_plain_memory(value):
             return NotImplemented

@@ -237,16 +237,16 @@ class Core:
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share of the samples, and starts
-        again at the end of it. Preferably pass a function that opens share number `share` of
-        `shares`: `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None)`.
+        again at the end of this share. Preferably pass a function that opens share number `share`
+        of `shares`: `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None)`.
         If you pass an iterable, each process reads all samples and uses every shares-th; that is
         slow with many processes, and all processes must read the same order. A checkpoint has the
         epoch and the number of steps; a resumed run reads the stream from its start again.
 
         Args:
             dataset: `PackedImages`, `CachedImages`, or any dataset with a length whose items
-                `torch.utils.data.default_collate` can stack. If you set `steps`, it is an iterable,
-                or a function that opens one.
+                `torch.utils.data.default_collate` can stack. With `steps`: an iterable, or a
+                function that opens one.
             batch_size: samples per core and step. With `launch(shard=...)`, samples per step of
                 the whole run, a multiple of `core.chips`.
             steps: steps per epoch, only for a dataset that is read in order; otherwise None.
@@ -344,11 +344,11 @@ class Core:
                 loss.backward()
                 core.optimizer_step(optimizer)
 
-        Afterwards `tflops_per_second` and `mfu` have values; `fit` counts by itself. Use the
-        block in every step. Only the first step is counted; a later block records that its step
-        has the same FLOPs. So all steps must have the same shapes. If an operation cannot be
-        counted, core 0 prints the reason, and both values remain None. Do not call a model from
-        `torch.compile` in the block: torch would compile it a second time.
+        Afterwards `tflops_per_second` and `mfu` have values. `fit` does not need the block. Use
+        the block in every step: the first block counts, and later blocks assign the same number to
+        their steps. So all steps must have the same shapes. If an operation cannot be counted, core
+        0 prints the reason, and both values remain None. Do not call a model from `torch.compile`
+        in the block: torch would compile the model a second time.
         """
         return self.internal.counting_flops()
 
@@ -371,19 +371,19 @@ class Core:
     ) -> None:
         """Average the gradients over the cores, then run the optimizer. Collective.
 
-        Gradients of several calls of `backward` are averaged once, here, and cleared afterwards. If
-        only some cores have a gradient for a parameter, it counts as zero on the others. If no core
-        has one, the parameter does not change. Every parameter that requires a gradient takes part
-        in the transfer, so freeze the parameters that you do not train:
-        `parameter.requires_grad_(False)`.
+        Gradients of several calls of `backward` are averaged once, here, and cleared after the
+        optimizer's step. If only some cores have a gradient for a parameter, tpukit uses zeros for
+        the other cores. If no core has a gradient for a parameter, the parameter does not change.
+        Every parameter that requires a gradient takes part in the transfer, so freeze the
+        parameters that you do not train: `parameter.requires_grad_(False)`.
 
         Args:
             optimizer: any optimizer of torch.optim.
-            clip: largest norm of all averaged gradients together, above which they are scaled
-                down on the device; None for no limit. `clip_grad_norm_` before this call would
-                clip each core's own gradients, which is a different result.
+            clip: largest norm of all averaged gradients together; None for no limit. If the norm
+                is larger, the gradients are scaled down to it. `clip_grad_norm_` before this call
+                would clip each core's own gradients, which is a different result.
             average_also: float tensors, such as buffers and losses. tpukit overwrites each with its
-                mean over the cores. They travel together with the gradients, in one transfer.
+                mean over the cores, in the same transfer as the gradients.
             weight: None if each core's loss is a mean. If each core's loss is a sum, for example
                 over tokens, pass the number of this core's summands, as a float32 tensor of shape
                 (). tpukit then divides the sum of all cores' gradients by the sum of their weights.
@@ -438,11 +438,11 @@ class Core:
         `fit` calls it with the number of each step, so a resumed run draws the same numbers. The
         second `fit` in a launch, and every later one, also passes the number of its call.
 
-        On v2 and v3 two cores are threads of one process. Each core still has its own random
-        numbers of the device, and of a dataset in `core.batches`; with `workers=0` only one of the
-        two cores reads at a time. Both cores share the host's global generators (`random`,
-        `numpy.random`, torch on the CPU), so other random numbers differ from run to run. Make
-        the model in the notebook, and draw from generators of your own.
+        On v2 and v3 two cores are threads of one process, and share the host's global generators:
+        `random`, `numpy.random`, torch on the CPU. Numbers from these generators differ from run to
+        run. So make the model in the notebook, and draw from generators of your own. Random numbers
+        of the device, and of a dataset in `core.batches`, follow from the seed as on other chips.
+        For this, with `workers=0` only one of the two cores reads at a time.
 
         Args:
             *words: whole numbers, such as the step.
@@ -540,9 +540,9 @@ class Core:
     def init_process_group(self) -> None:
         """Create torch.distributed's default process group of the cores. Collective.
 
-        Layers and metrics that average over processes by themselves check
-        `torch.distributed.is_initialized()`. Without this call that is False on chips with
-        torch_xla and in a dry run. On CUDA and TorchTPU it is always True.
+        Some layers and metrics average over processes if `torch.distributed.is_initialized()` is
+        True. With torch_xla, and in a dry run on CPU processes, it is False until you call this
+        method. With CUDA and TorchTPU it is always True.
         """
         with self.internal.together("init_process_group"):
             self.backend.init_process_group()
@@ -553,9 +553,9 @@ class Core:
             self.backend.barrier()
 
     def save(self, value: object, path: str | os.PathLike) -> None:
-        """Write a value with `torch.save` from core 0, its tensors on the CPU. Collective.
+        """Write a value with `torch.save`, its tensors on the CPU, from core 0. Collective.
 
-        The file gets its name only when it is complete, so an interrupted run leaves the old file.
+        An interrupted run leaves an earlier file of this name unchanged.
         Call it on every core, not under `if core.is_main`.
 
         Raises:
@@ -620,9 +620,9 @@ class Core:
         """TFLOP/s per chip of the last 64 steps; None before they are known.
 
         In `fit`, and in a loop with `counting_flops`, the value is known after two steps. A core
-        of a v2 or v3, and a GPU, counts as a chip. The value is the median over the steps with
-        known FLOPs, which excludes the steps of an evaluation. The time of a step includes the wait
-        for its batch. A step that compiles hardly changes a median.
+        of a v2 or v3, and a GPU, counts as a chip. The value is a median, so a step that compiles
+        hardly changes it. Steps of an evaluation do not count, because their FLOPs are not known.
+        The time of a step includes the wait for its batch.
         """
         rates = self.internal.flops_per_second
         if not rates:

@@ -31,14 +31,14 @@ class CoreInternal:
         agreement: checks that the cores are in sync; see `tpukit.essentials.launcher.agreement`.
         numbers: the random number generators; see `tpukit.essentials.launcher.random_numbers`.
         seed_of_launch: the seed of all random numbers of the run.
-        in_fit: True while `fit` trains, which compares the cores itself.
+        in_fit: True while `fit` trains. `fit` compares the cores itself.
         open_steps: number of `core.step` blocks that are open in the worker function.
         has_met: whether this core has completed a collective.
         step_seconds: the time of each of the last 64 steps on the host, in seconds.
         flops_per_second: FLOP/s of the last 64 steps whose FLOPs are known. The time of a step
             begins at the end of the previous step. The FLOPs of evaluation steps are unknown.
-        seconds_of_step: seconds from the end of the previous step to the end of the last one; None
-            after the first step.
+        seconds_of_step: seconds between the ends of the last two steps; None before the second
+            step has ended.
         flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
         flops_of_step: FLOPs of the forward and backward pass of the current step; None if they are
             not known.
@@ -195,7 +195,8 @@ class CoreInternal:
     def together(self, name: str) -> Iterator[None]:
         """Mark a collective in the `with` block, for heartbeats and for failure reports.
 
-        An exception in the block was most likely caused by another core.
+        If the block raises an error, the failure report names the collective: another core
+        probably caused the failure.
         """
         self._pass_boundary()
         with self._marked(name):
@@ -221,8 +222,9 @@ class CoreInternal:
     def in_graph(self, name: str) -> Iterator[None]:
         """Report that the core waits for the device, while the `with` block runs.
 
-        If the device's graph contains collectives, the core also waits for the other cores. If one
-        of them never comes, the watchdog's error then says what this core waits for: `name`.
+        If the device's graph contains collectives, the core also waits for the other cores. If
+        another core never runs this graph, the watchdog's error says that this core waits in
+        `name`.
         """
         if not self._core.backend.in_graph or self.activity.waiting is not None:
             yield
@@ -235,10 +237,10 @@ class CoreInternal:
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Let SIGTERM only set `end_requested` in the block, so `fit` ends its step and saves.
+        """On SIGTERM in the block, only set `end_requested`, so that `fit` can still save.
 
-        If the run ends in the block, by SIGTERM or an interrupt, the kernel waits up to
-        `signals.SAVE_SECONDS` for core 0 to save.
+        `fit` ends its step, and core 0 saves. After a SIGTERM or an interrupt, the kernel waits up
+        to `signals.SAVE_SECONDS` for that.
         """
         self.ends_between_steps = True
         self.send(messages.FinishesSteps(self._core.rank))
@@ -248,7 +250,7 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return a copy of a value with all tensors in host memory, in memory of their own."""
+        """Return a copy of a value in host memory, which shares no memory with the tensors."""
         import torch
         from torch.utils import _pytree as tree
 

@@ -35,8 +35,8 @@ def current_core() -> "Core":
     In a thread that the worker function has started, it returns the only core of the process.
 
     Raises:
-        TpukitRuntimeError: this process is not a worker; or its process has two cores (v2 and v3),
-            and the worker function has started this thread.
+        TpukitRuntimeError: this process is not a worker. Or the worker function has started this
+            thread, and the process has two cores (v2 and v3).
     """
     core = find()
     if core is not None:
@@ -47,10 +47,12 @@ def current_core() -> "Core":
             "tpukit.current_core() cannot tell to which of the process's two cores this thread "
             "belongs",
             found=f"{thread}, on a chip with two cores",
-            fix="call tpukit.current_core() in the worker function, and pass it to the thread",
+            fix="pass the core of the worker function to the thread: "
+            "threading.Thread(target=..., args=(core,))",
         )
     raise TpukitRuntimeError(
         "tpukit.current_core() works only inside a worker function",
         found=f"{thread} of a process that launch did not start",
-        fix="tpukit.launch(train), and call it within train(core)",
+        fix="make this call in a worker function, train(core), which runs on every core with: "
+        "tpukit.launch(train)",
     )

@@ -92,7 +92,7 @@ class CoreStates:
     def words(self, returned: Collection[int] = ()) -> str:
         """Return a line about a compilation, or about the reason why no core makes progress.
 
-        Return "" if no core compiles and a core makes progress, or if the reason is not known yet.
+        Return "" if neither applies, or if the reason is not known yet.
         """
         now = self._clock()
         running = [rank for rank in self.ranks if rank not in returned]

@@ -35,11 +35,11 @@ def tensor_checksums(
 
     Args:
         core: the `Core`, which copies tensors to host memory.
-        modules: the modules, each by a prefix for the names of its tensors.
-        optimizers: optimizers whose parameters count as weights, too, if no module has them.
-        averaged: whether float buffers have been averaged and must be equal; otherwise they are
-            left out.
-        allow_different: patterns of names that are left out.
+        modules: {prefix: module}. The prefix stands before the names of the module's tensors.
+        optimizers: optimizers. Their parameters that no module has count as weights, too.
+        averaged: whether float buffers have been averaged over the cores. If not, they are left
+            out.
+        allow_different: patterns of the names of tensors that are left out.
     """
     tensors = {}
     for key, tensor in _named_tensors(modules, optimizers, averaged).items():

@@ -144,7 +144,7 @@ def _row_text(name: str, values: list[str]) -> str:
 
 
 def different_names(states: list[Mapping]) -> str:
-    """Return the names whose values differ between the cores, with the cores that have them."""
+    """Return a line per different value, such as "dog: a number on core 0, none on core 1"."""
     rows = _different_rows(states)
     lines = [_row_text(name, rows[name]) for name in list(rows)[:_MOST_SHOWN]]
     if len(rows) > _MOST_SHOWN:

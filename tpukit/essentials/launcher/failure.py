@@ -333,7 +333,7 @@ def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) 
 
 
 def report(failure: Failure, topology: Topology, others: str = "ended") -> Report:
-    """Return the parts of the error that a user reads; the details are the traceback.
+    """Return the fact, the evidence, the fix and the traceback of the error that a user reads.
 
     Args:
         failure: the failure that caused all others.

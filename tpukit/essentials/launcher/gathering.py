@@ -67,9 +67,8 @@ def gather_with_gradient(core, tensor):
 def mean_by_name(core, values: Mapping) -> dict:
     """Return the means over the cores of numbers and tensors with the same name. Collective.
 
-    Dicts may be nested. Numbers and names travel in one message. Inside a step that is recorded as
-    a graph, that message would cut the graph in two. So if all values are tensors there, the names
-    are not compared, and the tensors are averaged in the order of their names.
+    Dicts may be nested. Tensors are averaged in the order of their names. The names are compared
+    between the cores, except in a step that is recorded as a graph, if all values are tensors.
 
     Raises:
         OutOfSyncError: the cores have different names, or different kinds of values.
@@ -79,6 +78,7 @@ def mean_by_name(core, values: Mapping) -> dict:
     flat = _flat(values)
     tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
     numbers = {name: float(value) for name, value in flat.items() if name not in tensors}
+    # The message with the numbers and names would cut the graph of a step in two.
     in_graph = core.backend.traced and core.internal.open_steps > 0 and not numbers
     if not in_graph and not core.backend.is_recording:
         kinds = dict.fromkeys(numbers, "a number")
@@ -124,6 +124,6 @@ def _refuse_different_names(everyone: list[dict[tuple, str]]) -> None:
     raise OutOfSyncError(
         "core.mean of a dict averages by name, and the cores have different names",
         found=different_names(named),
-        fix="use the same names on every core, with 0 for a class that this core has not seen: "
+        fix="use the same names on every core, for example with 0 for a name that a core lacks: "
         "core.mean({name: values.get(name, 0.0) for name in names})",
     )

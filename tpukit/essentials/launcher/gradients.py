@@ -36,11 +36,9 @@ class GradientAverage:
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
-        """Forget which parameters had a gradient, because a run has raised an error.
-
-        Some cores may have recorded their flags before the error, and others not. On a TPU a core
-        that knows its flags would then skip a wait for the device that other cores make.
-        """
+        """Forget which parameters had a gradient, because a run has raised an error."""
+        # Some cores may have recorded their flags before the error, and others not. On a TPU a core
+        # with recorded flags would then skip a wait for the device, in which other cores are.
         self._anywhere.clear()
 
     def __call__(self, optimizer, also: Iterable = ()) -> None:

@@ -64,7 +64,7 @@ class Run:
         device: the kind of core, such as "TPU v5e core".
         seconds: wall time to the last result, from the fork; in a session, from the call of `run`.
         memory: peak host memory of each core's process in bytes, with the pages that the process
-            shares with the kernel.
+            shares with the notebook's kernel.
         log: the rows of `core.log` in order, each a dict with "step" and the values.
         memory_growth: largest growth in bytes of each core's process since its start, computed from
             the peak that the operating system records. Mapped files, such as a cache, and memory of
@@ -420,8 +420,8 @@ def watch(
     Args:
         group: the workers.
         display: shows the run.
-        stop: called after an interrupt. It stops the workers, and returns a phrase for the message.
-            None ends them.
+        stop: a function that stops the workers after an interrupt, and returns a phrase for the
+            message. With None, `watch` ends the workers.
 
     Raises:
         LaunchInterrupted: on a KeyboardInterrupt.
@@ -476,9 +476,9 @@ def ready(
     compile_cache: Folders | bool | None,
     display: Screen,
 ) -> Iterator[Topology]:
-    """Wait until the TPU's chips are free, and open the compilation cache for the block.
+    """Wait until the TPU's chips are free, open the compilation cache, and yield the layout.
 
-    It yields the layout with the cache in it.
+    The layout has the open cache as `compile_cache`. The cache is closed after the block.
 
     Args:
         topology: the layout of the run.
@@ -488,7 +488,7 @@ def ready(
 
     Raises:
         DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
-            after the longest wait.
+            after a minute.
         TypeError, ValueError: `compile_cache` is invalid, as `launch` documents.
     """
     runtime = runtimes()[topology.backend]
@@ -522,7 +522,7 @@ def worker_failed(
     Args:
         failure: the failure that caused all others.
         group: the workers.
-        prefix: text before the message, which names the group if there are several.
+        prefix: text before the message. It names the group if there are several groups.
         others: what happened to the other cores, "ended" or "stopped", as in `report`.
         text: a phrase about the session's state; "" for a launch.
     """

@@ -24,7 +24,7 @@ class Memory(NamedTuple):
 
     Attributes:
         rank: the core.
-        peak: largest memory so far in bytes, with pages that the process shares with the kernel.
+        peak: largest memory so far in bytes, with the pages shared with the notebook's kernel.
         own: bytes at present that the process does not share with another process.
         most: the largest value of `own` so far, in bytes.
     """

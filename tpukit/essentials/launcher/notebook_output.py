@@ -208,7 +208,7 @@ def _as_float(name: str, value: object) -> float:
     kind = f"{type(value).__name__}{shape or ''}"
     raise InvalidTypeError(
         f"core.log supports real numbers and one-element tensors, got {name} = {kind}",
-        fix=f"{name}.mean(), or return it from the worker",
+        fix=f"{name}.mean(), or return {name} from the worker function",
     ) from cause
 
 
@@ -217,9 +217,7 @@ def _numbers(row: dict) -> dict:
 
 
 def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) -> None:
-    """Replace IPython's `display` in this worker, so that it sends to the kernel.
-
-    `plt.show` uses it, too.
+    """Make IPython's `display` and `plt.show` in this worker send to the kernel.
 
     Args:
         send: sends a message to the kernel.

@@ -55,10 +55,10 @@ class RandomNumbers:
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
 
     def checksum(self) -> int | None:
-        """Return a checksum of the state that is equal on all cores outside of steps.
+        """Return a checksum of the host's generators, to compare it between the cores.
 
-        None if the cores share no state: after `seed`, on one core, or if cores are threads of a
-        process.
+        Outside of steps all cores must have the same checksum. It is None if they need not: after
+        `seed`, on one core, or if cores are threads of a process.
         """
         if not self._shared:
             return None
@@ -90,9 +90,9 @@ class RandomNumbers:
         """Draw random numbers in the block that differ between the cores.
 
         After the block, the host's generators again draw the same numbers on every core. The
-        device's generator is not restored, because reading its state would cut the graph in two on
-        a TPU. So on a TPU, it draws different numbers on each core from the first block on. After
-        `seed`, the block changes nothing.
+        generator of a TPU or GPU is not restored, because on a TPU, reading its state would cut the
+        graph in two. It draws different numbers on each core from the first block on. After a call
+        of `seed`, the block has no effect.
         """
         if not self._shared:
             yield

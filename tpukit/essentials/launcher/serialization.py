@@ -82,7 +82,7 @@ class Pickler(cloudpickle.Pickler):
         self.files: set[str] = set()
 
     def reducer_override(self, value: object) -> object:
-        """Return (function, arguments) that make a value again; a TypeError for an open file."""
+        """Return (function, arguments) that rebuild a value; raise TypeError for an open file."""
         if isinstance(value, types.CodeType):
             # cloudpickle would write "<dynamic-code>" in place of the name of the file.
             self.files.add(value.co_filename)
@@ -110,10 +110,11 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
     except _TooLargeError:
         name, size = _largest_part(fn, args)
         raise InvalidValueError(
-            f"the call is larger than {MOST_BYTES // 10**6} MB, and every run sends it to every "
-            "core",
+            f"the function and its arguments are larger than {MOST_BYTES // 10**6} MB, and "
+            "every run sends them to every core",
             found=f"{name}: {human_size(size)}",
-            fix="load or make it in the worker function once, and keep it: core.state.data = ...",
+            fix="load or make large data in a worker function, and keep them for later runs: "
+            "core.state.data = ...",
         ) from None
     except Exception as error:  # __reduce__ of a user's class may raise anything
         culprit, cause = "the call", f"{type(error).__name__}: {error}"
@@ -126,7 +127,8 @@ def serialize_call(fn: Callable, args: tuple) -> SerializedCall:
                 break
         raise SerializationError(
             f"{culprit} cannot be sent to the workers: {cause}",
-            fix="make it in the worker function, and keep it: core.state.name = ...",
+            fix="make this object in a worker function, and keep it for later runs: "
+            "core.state.name = ...",
         ) from error
 
 
@@ -250,7 +252,7 @@ class CallFile:
         self.close = weakref.finalize(self, os.close, self._fd)
 
     def write(self, call: SerializedCall, *, was_left: bool, seeds_again: bool) -> None:
-        """Replace the call, with the circumstances of this process. No worker may read now."""
+        """Write a call and its `Circumstances` into the file. No worker may read the file now."""
         circumstances = Circumstances(os.getcwd(), sys.path, call.sources, was_left, seeds_again)
         with open(self._fd, "wb", closefd=False) as file:
             file.seek(0)
@@ -259,8 +261,9 @@ class CallFile:
             file.write(call.data)
 
     def read(self) -> Iterator[object]:
-        """Yield the circumstances, then (function, arguments), which may need the former.
+        """Yield the `Circumstances`, then (function, arguments).
 
+        Apply the `Circumstances` before the second value is read: unpickling may need `sys.path`.
         The values do not share memory with the file.
         """
         # Not with the file's position, which all workers share after the fork.
@@ -270,7 +273,7 @@ class CallFile:
 
 
 class Surroundings:
-    """Detects changes of modules and variables in the kernel, which do not reach the workers."""
+    """Detects changes that do not reach the workers: of modules and of environment variables."""
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
@@ -278,7 +281,7 @@ class Surroundings:
         self.changes()
 
     def changes(self) -> list[str]:
-        """Return a line on changed modules and one on changed variables, since the last call."""
+        """Return a line about modules and one about variables that changed since the last call."""
         lines = []
         modules = self._changed_modules()
         if modules:

@@ -52,7 +52,7 @@ class StoppingPoint:
 
     Attributes:
         passed: number of boundaries that the core has passed in this run.
-        limit: number of boundaries that it may pass; the command thread sets it.
+        limit: number of boundaries that the core may pass; the command thread sets this number.
         is_paused: whether the core waits at a boundary.
     """
 

@@ -88,9 +88,9 @@ def without_interrupts() -> Iterator[None]:
     """Postpone SIGINT and SIGTERM to the end of the block, if it runs in the main thread.
 
     In another thread the block has no effect, because Python handles signals in the main thread.
-    `signal.pthread_sigmask` would not help: another thread of the process would take the signal,
-    and Python would run the handler in the main thread.
     """
+    # Not with `signal.pthread_sigmask`: another thread of the process would take the signal, and
+    # Python would run the handler in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -143,28 +143,27 @@ def _die_with_process(parent: int) -> None:
 
 
 def tie_children() -> None:
-    """Let future children of this process end with it, and reset their signal handlers.
+    """Let later forks of this process, such as a DataLoader's processes, end with this process.
 
-    These are the processes of a DataLoader or of a pool. In them, the garbage collector ignores the
-    objects of this process. Destroying such an object may wait for one of this process's threads,
-    and a fork has none of these threads.
-
-    SIGTERM is blocked across the fork. A pool ends its processes with SIGTERM, some of them right
-    after their fork. Such a process would still have this worker's handler, and would write into
-    the worker's signal pipe as if the worker itself had got the signal.
+    The forks get the default handler of SIGTERM. Their garbage collector ignores all objects that
+    came with the fork.
     """
     fork = threading.local()  # threads may fork at the same time
 
     def before() -> None:
         fork.parent = os.getpid()
         fork.is_main = threading.current_thread() is threading.main_thread()
+        # A pool ends its processes with SIGTERM, some of them right after their fork. Such a
+        # process would still have this worker's handler, and would write into the worker's signal
+        # pipe as if the worker itself had got the signal.
         fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def in_parent() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
 
     def in_child() -> None:
-        gc.freeze()  # the collector ignores all objects that came with the fork
+        # Destroying an inherited object may wait for a thread that the fork does not have.
+        gc.freeze()
         if fork.is_main:
             die_with_parent(fork.parent)
         else:
@@ -179,8 +178,7 @@ def tie_children() -> None:
 def signal_pipe() -> int:
     """Return a pipe into which Python writes the number of every signal.
 
-    Another thread can read it. Without it, no Python code would run on SIGTERM while the main
-    thread sleeps or compiles.
+    A thread that reads the pipe reacts to SIGTERM even while the main thread sleeps or compiles.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -193,7 +191,7 @@ def sigchld_reset_after() -> Iterator[None]:
     """Reset the handler of SIGCHLD after the block; do nothing on Windows, which has no SIGCHLD.
 
     PyTorch installs a handler that raises an error when a process of a DataLoader was killed. After
-    the worker function, that error would interrupt the message with the result.
+    the worker function, that error would interrupt this process while it sends the result.
     """
     try:
         yield

@@ -67,5 +67,6 @@ def refuse_scripted(module) -> None:
             raise InvalidTypeError(
                 "core.model does not support modules of torch.jit",
                 found=f"{name or 'the module'} is a {type(layer).__name__}",
-                fix="core.model(module) with the module before torch.jit.script or torch.jit.trace",
+                fix="pass the module as it was before torch.jit.script or torch.jit.trace: "
+                "core.model(module)",
             )

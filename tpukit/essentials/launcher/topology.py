@@ -163,8 +163,8 @@ def refuse_one_process_variables(
 ) -> None:
     """Raise an error if the workers would inherit variables that are meant for one process.
 
-    libtpu would start each worker as "rank 0 of 1", and each would train a separate model without
-    an error.
+    With these variables libtpu would start each worker as "rank 0 of 1". Each worker would train a
+    separate model, without an error.
     """
     names = [name for name in ONE_PROCESS_VARIABLES if name in environ]
     has_several_chips = topology.processes * topology.chips > 1
@@ -175,7 +175,8 @@ def refuse_one_process_variables(
         raise InvalidValueError(
             f"{names[0]} limits a process to a part of the chips, but this run uses all of them",
             found=f"{', '.join(left)}, which every worker would inherit",
-            fix=f"for name in ({pops},): os.environ.pop(name), then launch; or cores=1",
+            fix="launch with cores=1; or launch again after this line: "
+            f"for name in ({pops},): os.environ.pop(name)",
         )
 
 
@@ -211,7 +212,7 @@ def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ)
     if started:
         raise RuntimeInUseError(
             f"this kernel has started the {' and the '.join(started)} "
-            "runtime, and a fork of it cannot start its own",
+            "runtime, so the workers, which are forks of this kernel, cannot start it",
             found="an earlier cell has started it; an import does not start a runtime, but these "
             "calls do:\ntorch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print(), "
             "met.metrics_report(),\ntorch_xla.sync(), torch_xla.manual_seed(), .cuda(); and "

@@ -39,9 +39,10 @@ class Limits:
 
     Attributes:
         stall: seconds without progress after which tpukit ends a run that hangs, and reports the
-            stacks of all cores. A run hangs if no core makes progress and none uses a processor, as
-            a compilation does; on macOS only progress counts. None for no limit. Five seconds are
-            the limit if all unfinished cores wait for a core that has returned.
+            stacks of all cores. A run hangs if no core makes progress and no core keeps a
+            processor busy, so a long compilation is no hang. On macOS only progress counts. None
+            for no limit. If all unfinished cores wait for a core that has returned, the limit is
+            five seconds.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:
@@ -74,7 +75,7 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
 
 
 class Heartbeat(NamedTuple):
-    """The last report of a core that differed from the report before."""
+    """The first report of a core's present state: its activity and its collective."""
 
     activity: int
     waiting: str | None  # a collective
@@ -107,8 +108,8 @@ class Watchdog:
         in_graph: True if cores may also wait for each other when they read a tensor. Heartbeats do
             not report such a wait.
         waits_idle: True if a core that waits in a collective uses no processor.
-        others: True if the run has more cores on other hosts. Cores of this host may wait for
-            those cores, which the launch on their own host watches.
+        others: True if the run has more cores on other hosts. The cores of this host may wait for
+            those cores. The launch on each host watches the cores of that host.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Watchdog:
 
         Args:
             rank: the core.
-            activity: its counter.
+            activity: the core's `Activity.count`.
             waiting: the collective that the core is in; None for none.
             waits_outside: True if the core waits until another process, of this run or of another
                 one, has compiled a program. This wait counts as progress.

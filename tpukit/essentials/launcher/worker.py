@@ -145,9 +145,10 @@ class WorkerPipes:
         heartbeat: seconds between two heartbeats.
         messages: file descriptor of the pipe for `Sender`.
         output: file descriptor of the pipe for standard output and error.
-        control: file descriptor of the pipe with the kernel's commands; it ends with the kernel.
-        inherited: file descriptors of the kernel's ends of all pipes, which the fork has copied and
-            the worker closes.
+        control: file descriptor of the pipe with the kernel's commands. The pipe ends with the
+            kernel.
+        inherited: file descriptors of the kernel's ends of all pipes. The fork has copied them, and
+            the worker closes its copies.
     """
 
     rank: int
@@ -173,7 +174,8 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
 
     Args:
         task: the work.
-        start: starts the device, and calls its argument once per core with the core's backend.
+        start: a function that starts the device. It gets a function, which it calls once per core
+            with the core's `Backend`.
         pipes: the connections with the kernel.
         world: the planned number of cores and hosts.
     """

@@ -58,8 +58,8 @@ class WorkerGroup:
         limits: how long cores may hang, and how often they report.
         display: shows the output of the cores.
         writers: the `LogWriters`, which get the rows of `core.log`; None for none.
-        beside: the groups that run at the same time. A worker closes the copies of their pipes
-            that it inherits.
+        beside: the groups that run at the same time. A worker inherits copies of the pipes of these
+            groups, and closes them.
 
     Attributes:
         ranks: the ranks of the cores. Until a core has reported its rank, this is its expected
@@ -312,7 +312,7 @@ class WorkerGroup:
                 raise TpukitRuntimeError(
                     f"the kernel does not know this message of core {sender}",
                     found=repr(message)[:200],
-                    fix="restart the kernel, which then loads a single version of tpukit",
+                    fix="restart the kernel; probably tpukit was updated while the kernel ran",
                 )
 
     def _take_memory(self, memory: messages.Memory) -> None:

@@ -28,15 +28,15 @@ class WorkerProcess:
         task: the work.
         heartbeat, folder: as in `WorkerPipes`.
         meeting_point: the runtime's object through which the processes find each other.
-        inherited: the kernel's ends of the pipes of workers that were forked before. This worker
-            closes its copies of them.
+        inherited: the kernel's ends of the pipes of earlier workers. The fork copies them, and the
+            new worker closes its copies.
 
     Attributes:
         started: ranks of its cores whose devices have started, as the cores report them. The order
             of a TPU's chips is not fixed (pytorch/xla 3824, 3902), so a rank need not be the number
             of its process.
-        has_failed: True after a core of the process has reported a failure, after the kernel could
-            not unpickle a message, or after it has recorded the death of the process.
+        has_failed: True after a core of the process has reported a failure, after a message could
+            not be unpickled, or after the process has died.
         process: the `multiprocessing.Process`.
         messages: the messages of its cores.
         output: its standard output and error.
@@ -137,8 +137,8 @@ class WorkerProcess:
     def dismiss(self, command: bytes = worker.STOP) -> None:
         """Send the last command, and close the control pipe.
 
-        At GO a worker exits as soon as it has finished. At STOP it kills itself if it has not
-        finished.
+        Args:
+            command: `worker.GO`: exit as soon as the work is done. `worker.STOP`: exit now.
         """
         if self._control < 0:
             return
