@@ -295,7 +295,7 @@ print(job.result().notebook.read_text(), jobs(sys.argv[1]))"""
     assert done.stdout.split()[0] in ("starting", "running")
     assert re.search(r"mine +succeeded +local +no TPU +20", done.stdout)
     assert job.state == "succeeded"
-    with pytest.raises(FileNotFoundError, match=r"there is no job(.|\n)*fix:   bucket="):
+    with pytest.raises(FileNotFoundError, match=r"there is no job(.|\n)*fix: .*: bucket="):
         find("mine", tmp_path / "empty")
     with pytest.raises(FileNotFoundError, match="there are mine"):
         find("other", tmp_path / "jobs")

@@ -4,8 +4,9 @@ import os
 import shutil
 
 import pytest
+from packaging.requirements import Requirement
 
-from tpukit.cloud.job_files import named_files
+from tpukit.cloud.job_files import named_files, read_requirements
 
 HIDDEN_OR_KEY = [
     ".env", ".git/config", "sub/.netrc", "id_ed25519", "server.pem", "kaggle.json", "prod.env", "token",
@@ -106,3 +107,14 @@ def test_names_are_paths_from_the_notebook(tmp_path):
     (tmp_path / "top.txt").write_text("x")
     found = named_files(tmp_path, ["./data", tmp_path / "top.txt", "data/deep/a b.txt"])
     assert sorted(found) == ["data/deep/a b.txt", "top.txt"]
+
+
+@pytest.mark.parametrize("line", ["jax", "JAX==0.7.2", "jax[cuda12]>=0.6  # on a GPU"])
+def test_the_fix_for_jax_without_libtpu_is_a_line_that_is_accepted(tmp_path, line):
+    path = tmp_path / "requirements.txt"
+    path.write_text(line)
+    with pytest.raises(ValueError, match="installs JAX without libtpu") as caught:
+        read_requirements(path, [])
+    path.write_text(caught.value.fix)
+    requirement = read_requirements(path, []).partition(b"#")[0]
+    assert Requirement(requirement.decode()).extras == {"tpu"}

@@ -240,7 +240,7 @@ def test_weights_of_a_network_that_read_fewer_numbers_are_refused_by_name():
     old = {name: value[..., :3] if name in fewer else value for name, value in weights.items()}
     with pytest.raises(
         ValueError,
-        match=r"with 3 features per part, but this one has 6\n.*\n  fix:   train the",
+        match=r"with 3 inputs per part, but this network has 6\n.*\n  fix:   train the",
     ):
         pe.ExamNetwork(3).load_state_dict(old)
     network = pe.ExamNetwork(3)

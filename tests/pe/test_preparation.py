@@ -65,10 +65,10 @@ def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, t
     trained = pe.Preparation.of(PackedImages(records.folder, size=16))
     with pytest.raises(
         ValueError,
-        match=r"prepared in another way than those of .*\n  found: crop lungs, here None\n",
+        match=r"prepared in another way than .*\n  found: crop lungs, here None\n  fix: .*again: ",
     ):
         trained.check(PackedImages(whole.folder, size=16))
-    with pytest.raises(ValueError, match="found: image_size 16, here 32\n"):
+    with pytest.raises(ValueError, match=r"found: image_size 16, here 32\n.* size=16\)"):
         trained.check(records)
     trained.check(
         PackedImages(trained.pack(folder / "train", tmp_path / "mended", **QUIET).folder, size=16)

@@ -153,7 +153,7 @@ def create_words(plan: JobPlan, handle: dict) -> list[str]:
 
 
 def boot_script(plan: JobPlan, handle: dict) -> str:
-    """Return the startup script of the TPU VM: `_BOOT` with the values of the job."""
+    """Return the startup script of the TPU VM: the template `_BOOT`, filled in for the job."""
     home = f"/var/tpukit/{plan.name}"
     job = f"{home}/job"
     container = container_lines(

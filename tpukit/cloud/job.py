@@ -305,7 +305,7 @@ class Job:
         Raises:
             TimeoutError: the job is not over after `timeout`.
             JobFailedError: the machine was lost, and the platform does not start another one.
-            CloudError: the platform did not answer for 15 minutes, it rejected a request, or a
+            CloudError: the platform rejected a request, or did not answer for 15 minutes; or a
                 result is not complete.
         """
         state, _ = self._wait(timeout, every=every)
@@ -389,7 +389,7 @@ class Job:
                 state=state,
             )
         if state != "succeeded":
-            fix = "job.logs() has all output; job.download() the files"
+            fix = "read all output with job.logs(), and fetch the files with job.download()"
             raise self._failure(state, reason, fix=fix)
         return self.download(folder)
 
@@ -524,8 +524,8 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     Args:
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
-        to: the target object with the credentials to use; None for a new target object of the
-            job's platform.
+        to: a `Target` with the credentials to use, such as a `VertexTarget`; None for the
+            credentials of this machine.
 
     Raises:
         PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.
@@ -535,7 +535,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     if job is None:
         names = ", ".join(folder.folders())
         found = f"there are {names}" if names else "there is no job"
-        fix = "pass one of these names" if names else "bucket=..., the bucket or folder of `submit`"
+        fix = "pass one of these names" if names else "pass the bucket of `submit`: bucket=..."
         raise PathNotFoundError(f"no job {name} in {folder.address}", found=found, fix=fix)
     return job
 

@@ -212,7 +212,7 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
         raise InvalidValueError(
             f"{place} installs JAX without libtpu: JAX would train on the CPU of the TPU's machine",
             found=line.strip(),
-            fix=line.strip().replace("jax", "jax[tpu]", 1),
+            fix=re.sub(r"^jax(\s*\[.*?\])?", "jax[tpu]", line.strip(), flags=re.IGNORECASE),
         )
 
 

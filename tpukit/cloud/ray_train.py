@@ -186,8 +186,9 @@ def _connect(ray) -> None:
             "there is no Ray cluster on this machine",
             found=" ".join(str(error).split())[:200],
             fix=(
-                "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; "
-                "for a dry run\nof two hosts on one machine, without Ray: notebook 15"
+                "run `ray start --head` on the first host and, with its address for FIRST,\n"
+                "`ray start --address=FIRST:6379` on the others; "
+                "notebook 15 has a dry run without Ray"
             ),
         ) from None
 

@@ -241,7 +241,6 @@ def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.nd
     """Draw whole groups; for each draw, yield how often each sample was drawn.
 
     A draw in which all samples have the same class has no curve, and is replaced by another draw.
-    If both classes occur, at least half of the draws have both.
 
     Args:
         truth: (N,) zeros and ones; both must occur.
@@ -261,6 +260,7 @@ def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.nd
     random = np.random.default_rng(seed)
     count = int(groups.max()) + 1
     done = 0
+    # At least half of all draws contain both classes, so the loop ends.
     while done < resamples:
         # Draw as many groups as there are, with replacement.
         drawn_groups = random.integers(count, size=count)

@@ -84,16 +84,13 @@ def sensitivity_at_false_alarms(
     group_of_alarm = numbers[truth == 0][order]
 
     def limit(weights) -> float:
-        """Return the highest probability of a negative image that must not be marked.
-
-        Returns -inf if all negative images may be marked.
-        """
+        """Return the probability above which images may be marked; -inf if all may be marked."""
         count = np.cumsum(weights[group_of_alarm])
         allowed = np.searchsorted(count, false_alarms * weights.sum() + _ROUNDING, side="right")
         return alarms[allowed] if allowed < len(alarms) else -math.inf
 
     def sensitivity(weights) -> float:
-        """Return the share of positive groups that are found, with a weight for each group."""
+        """Return the weighted share of the positive groups in which a positive image is marked."""
         weights_of_positive = weights * is_positive
         is_found = found_at > limit(weights)
         return float((weights_of_positive * is_found).sum() / weights_of_positive.sum())

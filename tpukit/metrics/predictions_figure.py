@@ -161,7 +161,7 @@ def _chances(probabilities: Any, images: int) -> np.ndarray:
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
         raise InvalidValueError(
             f"probabilities must be (N, L), a row for each of {images} images, got {chances.shape}",
-            fix="pass them for the same images; for one label, probabilities[:, None]",
+            fix="pass the probabilities of these images; for one label: probabilities[:, None]",
         )
     check_probabilities(chances)
     return chances

@@ -89,7 +89,7 @@ def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray
 def check_yes_or_no(labels: np.ndarray) -> None:
     """Raise InvalidValueError if a label is neither 0 nor 1.
 
-    Other values are often predictions, passed in the wrong order.
+    A common cause of other values: the caller passed the predictions before the labels.
     """
     import numpy as np
 
@@ -167,8 +167,8 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
         raise InvalidValueError(
             f"{len(missing)} of {count} samples have no group",
             found=f"the first is sample {missing[0]}",
-            fix="give each sample a group; or leave these samples out, with groups.notna() of "
-            "pandas",
+            fix="give each sample a group; or index labels, probabilities and groups with a mask: "
+            "groups.notna()",
         )
     return numbers
 

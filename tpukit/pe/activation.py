@@ -7,14 +7,15 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
 # The centre of an entry of a map, as a share of the stride from the entry's edge: the middle of the
-# first of 8 pixels, the stride of layer2.
+# first of 8 pixels, the stride of layer2. Strided layers of a ResNet have odd kernels with half of
+# the kernel as padding.
 _CENTRE = 1 / 16
 
 
 def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     """Return a model that outputs class activation maps (LayerCAM) of one label instead of logits.
 
-    `tpukit.predict` runs this model on every core, as it runs the network:
+    Run the returned model on every core, as you run the network:
     `tpukit.predict(core, pe.class_activation(model), batches, preprocess=pe.normalize)`.
 
     A map shows the parts of an image that raised the output. These parts need not be what a
@@ -28,9 +29,8 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     alone has the same map for all images, so compare a map with the mean map; see
     `attention_in_mask`.
 
-    In a ResNet, the strided layers have odd kernels with padding of half their size. So the centre
-    of entry i of a map is at pixel i times the stride. The functions that compare maps with images
-    use that.
+    In a ResNet, the centre of entry i of a map is at pixel i times the total stride of the layer.
+    `attention_in_mask` and `show_activation` place the entries at these pixels.
 
     Args:
         model: a network with one output per label of `LABELS`, such as `resnet34()`; call
@@ -55,7 +55,7 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
         raise InvalidValueError(
             f"the network has no layer {layer!r}",
             found=layers,
-            fix="one of these",
+            fix="pass one of these names as layer",
         ) from None
     return LayerCAM(model, module, output)
 
@@ -64,9 +64,9 @@ def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
     """Return a model that outputs, for each patch, how much a logit falls if the patch is hidden.
 
     Use it to check a few class activation maps by another method. The model replaces one patch
-    after the other by the mean grey. If a network judges by position, its logit falls little when
-    the embolus is hidden. For such a network, `attention_in_mask` reports an `in_mask` that is
-    close to `mean_map`.
+    after the other by the mean grey. If a network judges by position alone, its logit falls little
+    when the embolus is hidden. Then the `in_mask` that `attention_in_mask` returns for the outputs
+    is close to `mean_map`.
 
     Args:
         model: as for `class_activation`.
@@ -100,8 +100,8 @@ def attention_in_mask(maps, masks, others=None):
     a map is constant. It is close to `mean_map` if a network judges by position alone.
 
     Args:
-        maps: (N, h, w) array or tensor of numbers, 0 or more. They are resized to the masks' size
-            by bilinear interpolation.
+        maps: (N, h, w) array or tensor of numbers, 0 or more. `attention_in_mask` resizes each map
+            to the size of the masks by bilinear interpolation.
         masks: (N, H, W) array, true inside the embolus.
         others: (M, h, w), the maps from which the mean map is computed, for example the maps of
             more images. The default is `maps`.
@@ -148,9 +148,9 @@ def _share_inside(large, masks):
 def enlarge(maps, shape: tuple):
     """Resize maps, (N, h, w), to `shape`, (N, H, W), bilinearly; return float64.
 
-    An entry of a map covers a block of pixels. The centre of its receptive field is the first pixel
-    of the block, so the entry is drawn at this pixel. For layer2, the middle of the block would be
-    3.5 pixels too far right and down.
+    An entry of a map covers a block of pixels. The receptive field of the entry is centred on the
+    first pixel of the block, so the entry is drawn at this pixel. For layer2, the middle of the
+    block would be 3.5 pixels too far right and down.
 
     Raises:
         ValueError: as for `attention_in_mask`.
@@ -169,7 +169,7 @@ def enlarge(maps, shape: tuple):
         raise InvalidValueError(
             "a map must have finite values of 0 or more, "
             f"got {array.min():.4g} to {array.max():.4g}",
-            fix="the outputs of class_activation(model), as they are",
+            fix="pass the outputs of class_activation(model) unchanged",
         )
     _, height, width = shape
     _, rows, columns = array.shape

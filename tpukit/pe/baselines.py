@@ -5,7 +5,7 @@ from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Predict each exam's labels as the mean of a network's probabilities for its slices.
+    """Predict the labels of each exam as the means of the probabilities of its slices.
 
     Args:
         table: a table with one row per image, with StudyInstanceUID and SOPInstanceUID.
@@ -34,7 +34,7 @@ def position_prior(labels, table, bins: int = 20):
         labels: a table of labelled exams, in which the frequencies are counted. Its columns are
             StudyInstanceUID, `position` and the `LABELS`.
         table: a table of the exams to predict: StudyInstanceUID, SOPInstanceUID and `position`.
-        bins: the number of heights, from the lowest slice of an exam to the highest.
+        bins: the number of bins for the height, from the lowest slice of an exam to the highest.
 
     Returns:
         A table of probabilities, as from `ExamSequences.table`.

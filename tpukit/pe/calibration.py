@@ -23,9 +23,9 @@ _HIGHEST = 10.0
 class Temperatures:
     """One temperature per label, from `fit_temperatures`; `apply` divides logits by it.
 
-    With a temperature above 1, overconfident answers move towards 0.5. With one below 1,
-    underconfident answers move towards 0 or 1. No answer crosses 0.5, so consistent answers remain
-    consistent.
+    With a temperature above 1, overconfident answers move towards 0.5. With a temperature below 1,
+    underconfident answers move towards 0 or 1. No answer crosses 0.5, so the answers of
+    `make_consistent` remain consistent.
 
     Attributes:
         values: the temperature of each label of `pe.LABELS`.
@@ -130,20 +130,20 @@ def _logits(probabilities):
 
 
 def calibration_table(labels, before, after=None):
-    """Return the log loss of each label, and that of a constant answer, the label's frequency.
+    """Return a table with the log loss of each label and of a constant baseline.
 
     Args:
         labels: a table of zeros and ones, one row per image.
         before: a table of the network's probabilities for the same images.
-        after: a table of calibrated probabilities for the same images; None for none.
+        after: a table of calibrated probabilities for the same images; None to omit them.
 
     Returns:
         A DataFrame with one row per label. The column "of" is the number of images or exams, and
         "positives" the number of them that have the label. "frequency alone" is the log loss if
-        each answer is the label's frequency. Images have the weights of `fit_temperatures`, so
-        those of negative exams do not count. "log loss" is that of `before`, and "calibrated" that
-        of `after`, if it is given. "note" is a text if too few exams have or lack the label for a
-        judgement, else "".
+        each answer is the frequency of the label. "log loss" is the log loss of `before`, and
+        "calibrated" the log loss of `after`. In all losses, images of negative exams have the
+        weight 0. "note" is a warning if fewer than 5 exams have the label or fewer than 5 do not
+        have it, else "".
 
     Raises:
         ValueError: as for `challenge_loss`.
@@ -193,7 +193,7 @@ class Answers:
         return self.mean(log_loss(self.truth, self.probabilities))
 
     def too_few(self) -> str:
-        """Return the reason if fewer than `FEW` exams have the label, or lack it; else ""."""
+        """Return a warning if fewer than `FEW` exams have the label or do not have it; else ""."""
         having, lacking = count_groups(self.truth, self.exam)
         few = []
         if having < FEW:

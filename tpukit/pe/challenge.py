@@ -97,11 +97,12 @@ def exams_of(table, name: str = "table") -> Exams:
     if varies.any():
         row, column = np.argwhere(varies)[0]
         both = f"{answers[exam[row], column]} and {values[row, column + 1]}"
-        transform = f'table.groupby("{STUDY}")[label].transform("mean")'
+        label = EXAM_LABELS[column]
+        mean = f'table["{label}"] = table.groupby("{STUDY}")["{label}"].transform("mean")'
         raise InvalidValueError(
-            f"the rows of an exam have different answers for {EXAM_LABELS[column]} in the {name}",
+            f"the rows of an exam have different answers for {label} in the {name}",
             found=f"{both} in study {studies[exam[row]]}",
-            fix=f"the mean or the maximum in all rows of an exam: {transform}",
+            fix=f"give all rows of an exam the same answer, such as the mean: {mean}",
         )
     return Exams(studies, answers, images=values[:, 0], exam=exam)
 
@@ -118,7 +119,7 @@ def _probabilities(table, name: str):
         raise InvalidValueError(
             f"{int(wrong.sum())} answers of the {name} are not probabilities",
             found=f"{answer} of image {table[IMAGE].iloc[row]}",
-            fix="logits.sigmoid(), and an answer for every image and label",
+            fix="give each image and label a probability from 0 to 1: logits.sigmoid()",
         )
     return values
 
@@ -141,8 +142,8 @@ def challenge_loss(labels, predictions) -> float:
         The score, 0 or more.
 
     Raises:
-        ValueError: a label is neither 0 nor 1; the tables have different images or exams; or a
-            table is not as `exams_of` needs it.
+        ValueError: a label is neither 0 nor 1; the tables have different images or exams; or
+            `exams_of` raises an error for one of the tables.
     """
     if isinstance(labels, Mapping):
         raise InvalidValueError(
@@ -164,8 +165,7 @@ def exam_loss(outputs: Mapping, targets: Mapping):
             (B, S). If A is 9, the answers get the weights of the challenge; otherwise all answers
             get the same weight.
         targets: the targets of `ExamSequences`: "answers", (B, A), and "images", (B, S), in [0, 1];
-            and "image_weight", (B, S), the sum of the weights of all images in each part of an
-            exam.
+            and "image_weight", (B, S), the total weight of the images in each part of an exam.
 
     Returns:
         () float32.
@@ -180,7 +180,7 @@ def exam_loss(outputs: Mapping, targets: Mapping):
         raise InvalidValueError(
             "the targets of exam_loss have no image_weight",
             found=", ".join(targets),
-            fix="pe.exam_loss(outputs of an ExamNetwork, targets of ExamSequences)",
+            fix="pass the targets of ExamSequences second: pe.exam_loss(outputs, targets)",
         )
     answers = cross_entropy(outputs["answers"], targets["answers"], reduction="none").sum(0)
     images = cross_entropy(outputs["images"], targets["images"], reduction="none")

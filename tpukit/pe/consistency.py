@@ -65,8 +65,9 @@ def make_consistent(table):
 
     For each exam that breaks a rule, there are two candidates: the nearest version without an
     embolus, and the nearest version with one. In both, each answer is unchanged or moves just
-    across 0.5. `make_consistent` chooses the version with the smaller loss against the unchanged
-    answers, like the published solution of the challenge's winner. Other exams do not change.
+    across 0.5. `make_consistent` computes the loss of both as if the unchanged answers were true,
+    and chooses the version with the smaller loss, like the published solution of the challenge's
+    winner. Exams that break no rule do not change.
 
     Args:
         table: a table of probabilities, one row per image; see `challenge_loss`.

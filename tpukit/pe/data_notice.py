@@ -28,7 +28,7 @@ class Notice(str):
 
 
 def notice(folder) -> Notice:
-    """Return the notice for figures of a folder's data: not for clinical use, and the licence.
+    """Return the notice to show with figures: not for clinical use, and the licence of the data.
 
     For phantoms, the notice has no licence. It says how the phantoms were made.
 

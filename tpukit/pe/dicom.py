@@ -72,7 +72,7 @@ class ModalityTable(NamedTuple):
 class Scale:
     """The conversion of a slice's stored values to Hounsfield units.
 
-    It is nearly always the same in a whole series.
+    Nearly always, all slices of a series have the same scale.
     """
 
     signed: bool  # True if PixelRepresentation is 1
@@ -111,9 +111,9 @@ def read_dicom(path):
 
     Hounsfield units are stored values times RescaleSlope plus RescaleIntercept, or are looked up in
     the Modality LUT. If the file has no LUT and lacks one of these elements, `read_dicom`
-    takes slope 1 or intercept 0, and warns. A missing Modality causes a warning too; a file without
-    Modality and RescaleSlope is not a CT slice. Pixels that PixelPaddingValue marks as not measured
-    get at most the value of air.
+    takes slope 1 or intercept 0, and warns. If only Modality is missing, `read_dicom` warns too; if
+    both Modality and RescaleSlope are missing, it raises ValueError. Pixels that PixelPaddingValue
+    marks as not measured get at most the value of air.
 
     Args:
         path: the path of a file with a single grey slice.
@@ -142,7 +142,7 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
         file = open_dataset(path)
         if "Modality" not in file and "Rows" not in file:
             # pydicom returns an empty data set for a truncated file with deflate compression.
-            raise EOFError("it ends too early, or has no header")
+            raise EOFError("the file ends too early, or has no header")
         check_decoder(file.file_meta.TransferSyntaxUID, path)
         scale, missing = find_scale(file, path)
         orientation = tuple(map(float, file.get("ImageOrientationPatient") or ()))

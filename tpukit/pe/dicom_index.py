@@ -63,8 +63,8 @@ def index_dicom(
     number is printed. `check_exams` collects everything unusual in a single table.
 
     Args:
-        labels: the table of `read_labels`, or the competition's test.csv: only the three
-            identifiers are necessary.
+        labels: the table of `read_labels`, or the competition's test.csv. Only the identifiers of
+            study, series and image are necessary.
         folder: the folder that contains the study folders, named train in the competition.
         missing: "raise" for a FileNotFoundError if a row has no file. "drop" to leave such rows out
             and print their number. "keep" to return all rows with one more column, `odd`, which has

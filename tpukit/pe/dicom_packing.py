@@ -89,8 +89,8 @@ def pack_dicom(
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
             above. At the ends of a series, the slice itself replaces the missing slice.
         crop: None for whole slices; "lungs" to cut all slices of a series to one box around the
-            lungs. `lung_box` finds it in 16 slices along the body, which are read once more. If it
-            finds no box, the series is not cut.
+            lungs. `lung_box` finds the box in 16 slices along the body, which are read once more. A
+            series without a box is not cut.
         size: height and width in pixels. Slices are resized by Pillow's bilinear filter; those that
             are not square change their aspect ratio. Or several sizes: `pack_dicom` uses the first
             for which one of the folders has enough space; see `PackedImages.shape`.
@@ -101,17 +101,17 @@ def pack_dicom(
         damaged: "raise" for an OSError at the first damaged slice. "skip" to leave out damaged
             slices, up to a tenth of all; with one window, the slices next to them are left out too.
             Or the share that may be left out, such as 0.5. `PackedImages.skipped` lists the slices
-            whose header could be read.
+            that were left out, except those with a damaged header.
         progress: as for `tpukit.pack`.
-        columns: the columns of `labels` that are labels; () for a table without labels.
+        columns: the names of the label columns of `labels`; () if the table has no labels.
         options: `PackOptions(shard_size, workers, quality)`; the other options are not supported.
-            `quality` is that of the JPEGs, 1 to 95; None for 85. Colours are not subsampled,
+            `quality` is the JPEG quality, 1 to 95; None for 85. Colours are not subsampled,
             because they are three separate images. A file of quality 85 without subsampling is
             nearer to the original than one of quality 90 with subsampling, and 10 % larger.
 
     Returns:
         The finished `PackedImages`: (3, size, size) uint8 per slice, or (2, size, size) with int16.
-        Its `rows[i]` is the row of image i in `labels`; without labels it is i. Its groups are the
+        Its `rows[i]` is the row of image i in `labels`, or i without labels. Its groups are the
         studies.
 
     Raises:
@@ -119,7 +119,7 @@ def pack_dicom(
             are damaged.
         FileNotFoundError: there is no DICOM file in the folder, or a row has no file.
         DiskFullError: the disk is too small for the pack.
-        OSError: a file is damaged or no CT slice, and the message names it; or the disk is full.
+        OSError: a file is damaged or is not a CT slice; or the disk becomes full during the call.
         FileExistsError: `to` contains another pack, or other files.
         ModuleNotFoundError: pydicom, a decoder that these files need, or array_record is not
             installed.
@@ -137,7 +137,7 @@ def pack_dicom(
             fix = 'pack_dicom(..., columns=["embolus"]), with the names of your labels'
         check_columns(labels, ("SOPInstanceUID", *columns), "the labels have", fix=fix)
         if not len(labels):
-            raise InvalidValueError("the labels have no rows", fix="labels=None packs all slices")
+            raise InvalidValueError("the labels have no rows", fix="for all slices: labels=None")
     indexed = _indexed(labels, folder)
     if indexed is not None:
         names = sorted(indexed)
@@ -306,7 +306,7 @@ class _Slices:
         return sample_bytes(self.folder, self.names, plan)
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments of `pack_dicom` that make a smaller pack, from the largest value down."""
+        """Yield ever smaller values of `quality`, then of `size`, as arguments of `pack_dicom`."""
         for quality in (70, 50):
             if quality < plan.get("quality", 0):
                 yield "quality", f"options=PackOptions(quality={quality})", {"quality": quality}
@@ -485,7 +485,7 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         raise SystemFailureError(
             f"{len(others):,} of {len(names):,} files in {folder} are not CT slices",
             found=found,
-            fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves "
-            "them out",
+            fix="copy these files again or remove them; or leave them out: "
+            f"pack_dicom(..., damaged={enough})",
         )
     print(f"left out {len(others):,} of {len(names):,} files that are not CT slices, {found}")

@@ -29,7 +29,7 @@ class Slices:
     """Read slices from DICOM files, and encode them for a pack: the reader of `pack_dicom`.
 
     `slices[row]` is the bytes of a JPEG, or of int16 pixels: (size, size, 2) uint8 with the low
-    byte first. `EncodedSource.reader` has the interface.
+    byte first. `EncodedSource.reader` documents this interface.
 
     Args:
         work: the folder with the files that `_Slices.find` of `dicom_packing` wrote.
@@ -115,7 +115,7 @@ class Slices:
 
 
 def bytes_at_most(plan: dict) -> int:
-    """Return the largest possible number of bytes per slice: that of its pixels.
+    """Return the largest possible number of bytes per slice: the bytes of its pixels.
 
     At 64 x 64 pixels or more, no JPEG of quality 95 or less is larger, even a JPEG of noise.
     """
@@ -124,9 +124,9 @@ def bytes_at_most(plan: dict) -> int:
 
 
 def sample_bytes(root, names: Sequence[str], plan: dict) -> list[int]:
-    """Return the number of bytes of some encoded slices.
+    """Return the number of bytes of each of some encoded slices.
 
-    They are not cropped, because cropping takes longer. Cropped slices have 4 % more bytes.
+    The slices are not cropped, because cropping takes longer. Cropped slices have 4 % more bytes.
 
     Args:
         root: the folder of the DICOM files.
@@ -172,8 +172,8 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
         path: the path of the DICOM file.
         size: height and width of the result in pixels.
         windows: one or three pairs (level, width) in Hounsfield units.
-        crop: left, top, right and bottom of the slice as stored, each from 0 to 1; None for the
-            whole slice.
+        crop: left, top, right and bottom as shares of the width and height of the stored slice, 0
+            to 1; None for the whole slice.
     """
     import numpy
     from PIL import Image

@@ -41,11 +41,12 @@ def split_enhanced(folder, to) -> int:
 
     The new files are not compressed: 512 KB for a slice of 512 x 512 pixels. The SOPInstanceUID of
     a slice is that of its file, a colon, and the number of the frame from 1, such as "1.2.3:1".
-    Files of one frame or of another kind are left out. A second call writes the same files again.
+    Files of one frame, and files that are not enhanced CT, are skipped. A second call writes the
+    same files again.
 
     Args:
         folder: a folder with DICOM files, also in its sub-folders.
-        to: the folder for the slices, outside of `folder`; it is made if it does not exist.
+        to: the folder for the slices, outside of `folder`; it is created if it does not exist.
 
     Returns:
         The number of slices.

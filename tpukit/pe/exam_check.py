@@ -45,7 +45,7 @@ def check_exams(table):
     files, such as other modalities than CT, incomplete headers, and series stored mirrored.
 
     A submission must have answers for irregular exams too. `ExamSequences(..., irregular="keep")`
-    reads them in the order of their positions.
+    uses the slices of these exams in the order of their positions.
 
     Args:
         table: the table of `index_dicom`, `index_images` or `read_exams`, or some of its rows. It

@@ -111,7 +111,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
             raise InvalidValueError(
                 f"attention must be one number of 0 or more for each of the {count} rows, "
                 f"got {weights.shape}, from {weights.min():.3g}",
-                fix="the weights of the slices in the model, after the softmax",
+                fix='pass the attention of an ExamNetwork: exams.to_slices(outputs["attention"])',
             )
     columns = (STUDY, "position", _EMBOLUS)
     fix = "labels of index_images(read_labels(...), ...)"
@@ -122,8 +122,8 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
         if values.shape != (count,):
             shape = values.shape
             raise InvalidValueError(
-                f"show_exams takes one probability for each of its {count} rows, got {shape}",
-                fix="probabilities[:, 0], of all rows of the table",
+                f"show_exams needs one probability for each of the {count} rows, got {shape}",
+                fix="pass the image label's probabilities of all rows: probabilities[:, 0]",
             )
     check_yes_or_no(labels, [_EMBOLUS])
     table = labels.assign(

@@ -56,7 +56,7 @@ class ExamNetwork(nn.Module):
     Args:
         features: F, the number of features per slice.
         hidden: the width of the GRU in each direction.
-        dropout: the share of the numbers that are dropped in training, before and after the GRU.
+        dropout: the dropout rate in training, before and after the GRU.
         answers: the number of labels per exam.
     """
 
@@ -107,10 +107,10 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     if given is None or given.shape == own.shape:
         return
     half = len(own) // 2
-    fix = "train the network of exams again, in another folder"
+    fix = "train the ExamNetwork again, with another folder for checkpoints"
     raise InvalidValueError(
-        f"these weights belong to an ExamNetwork with {len(given)} features per part, but this "
-        f"one has {len(own)}",
-        found=f"mean and maximum of {half}; networks of earlier versions used the mean alone",
-        fix=f"{fix}; or pe.ExamNetwork(features) with the features that it was trained with",
+        f"the weights are of an ExamNetwork with {len(given)} inputs per part, but this network "
+        f"has {len(own)}",
+        found=f"this network: mean and maximum of {half} features; earlier tpukit: only the mean",
+        fix=f"{fix}; or pass the `features` of the trained network: pe.ExamNetwork(features)",
     )

@@ -43,7 +43,8 @@ class ExamSequences:
 
     Args:
         table: a table with one row per image, in any order, as from `index_images` and
-            `index_dicom`: the three identifiers, `position`, and all columns of labels or none.
+            `index_dicom`: the identifiers of study, series and image, `position`, and all columns
+            of labels or none.
         features: (N, F) array or tensor, the features of the image in each row of the table.
         slices: the number of parts per exam.
         irregular: "raise" for a ValueError if an exam is irregular, as `check_exams` defines it:
@@ -207,7 +208,7 @@ class ExamSequences:
     def to_slices(self, values):
         """Convert numbers of the parts of all exams, (E, S), to one number per row of the table.
 
-        A slice gets the number of its part, and a slice in several parts the mean of their numbers.
+        A slice gets the number of its part, or the mean of the numbers if it fills several parts.
         The result is (N,) float64.
         """
         import numpy as np
@@ -242,17 +243,17 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
         empty = table[name].isna().to_numpy()
         if empty.any():
             row = table.iloc[int(empty.argmax())]
-            reason = "an exam must keep all of its slices"
+            reason = "because an exam needs all of its slices"
             raise InvalidValueError(
                 f"{name} is missing in {int(empty.sum())} rows",
                 found=f"image {row[IMAGE]} of study {row[STUDY]}",
-                fix=f"fill it in, or leave out the whole exam: {reason}",
+                fix=f"fill {name} in; or leave out the whole exam, {reason}",
             )
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         rows = f"{len(table)} rows of the table, got {np.shape(features)}"
         raise InvalidValueError(
             f"there must be one row of features for each of the {rows}",
-            fix="put the table in the order of the images: table.iloc[images.rows]",
+            fix="pass the rows of the images, in the order of the images: table.iloc[images.rows]",
         )
     if has_labels:
         check_yes_or_no(table, names)

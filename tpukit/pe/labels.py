@@ -60,8 +60,8 @@ _COPY_AGAIN = "copy it again from the competition's data"
 def read_labels(path, *, inconsistent: str = "raise"):
     """Read train.csv, and check that its labels are complete and consistent.
 
-    Labels are consistent if those of an exam are the same on all of its images, and break no rule
-    of `tpukit.pe.rules.RULES`.
+    The labels of an exam are consistent if each exam label is the same in all rows of the exam, and
+    if the labels break no rule of `tpukit.pe.rules.RULES`.
 
     Args:
         path: the path of train.csv, or of the folder that contains it.
@@ -110,11 +110,11 @@ def _find_file(path: Path) -> Path:
     found = "no such file or folder"
     if path.is_dir():
         found = sorted(entry.name for entry in path.iterdir())[:5]
-    folder = "the folder of the competition's data that contains train.csv"
+    folder = "the folder of the competition's data"
     raise PathNotFoundError(
         f"there is no train.csv at {path}",
         found=found,
-        fix=f"pass {folder}, or make one: pe.phantom(folder)",
+        fix=f"pass {folder}; or draw phantoms, which have a train.csv: pe.phantom(folder)",
     )
 
 

@@ -61,7 +61,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
     if wrong or not scores:
         raise InvalidValueError(
             f"show_ladder draws challenge losses, numbers above 0, got {wrong or 'none'}",
-            fix='{"exam model": pe.challenge_loss(labels, predictions)}',
+            fix='pe.show_ladder({"exam model": pe.challenge_loss(labels, predictions)})',
         )
     everything = [*scores.values(), *RUNGS.values()]
     # Space below the lowest mark and above the highest one, for their text.

@@ -21,7 +21,7 @@ import torch
 
 
 class LayerCAM(torch.nn.Module):
-    """A network that returns the class activation map of one output instead of its outputs.
+    """A network that returns the class activation map of one output instead of the logits.
 
     Args:
         network: a network with the input (N, 3, H, W) and the output (N, L) logits.

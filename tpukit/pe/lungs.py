@@ -34,7 +34,7 @@ def lung_box(slices: Iterable) -> tuple[float, float, float, float] | None:
 
     Returns:
         left, top, right and bottom as shares of the slice's width and height, 0 to 1, with a margin
-        of 1/64. None if there are no lungs, or if the box has less than half of the width.
+        of 1/64. None if there are no lungs, or if the box is narrower than half of the slice.
 
     Raises:
         ValueError: a slice is not (H, W).

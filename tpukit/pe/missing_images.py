@@ -30,7 +30,7 @@ def leave_out(
         missing: "raise" for an error, "drop" to print, or "keep" to do nothing.
         folder: the folder that was searched.
         found: the contents of the folder, in words.
-        call: the beginning of the user's call without its argument `missing`, for the fix.
+        call: the user's call up to its argument `missing`, such as "read_exams(folder, labels".
         kind: the noun, in the singular, for what a row names, such as "image".
 
     Raises:

@@ -104,15 +104,15 @@ def _constant(values: tuple[float, ...], device):
 
 
 def augment(**changes):
-    """Return the walkthrough's `Augment`, to call on (images, labels) before `normalize`.
+    """Return an `Augment` for CT slices, to call on (images, labels) before `normalize`.
 
-    It flips half of the images, and exchanges their labels of the left and the right side. A flip
-    also moves the heart to the other side, which is rare in patients but does no harm here. Sizes
-    vary by a quarter, because scanners have different fields of view. All other changes are the
-    defaults of `Augment`.
+    It flips half of the images left to right, and swaps the labels leftsided_pe and rightsided_pe
+    of these images. A flip also moves the heart to the other side, which is rare in patients but
+    does no harm here. Sizes vary by a quarter, because scanners have different fields of view. All
+    other arguments have the defaults of `Augment`.
 
     Args:
-        changes: arguments of `Augment` that replace or extend those of the walkthrough.
+        changes: arguments of `Augment` that replace the values above.
 
     Returns:
         The `Augment`; call it on the device.

@@ -19,9 +19,9 @@ class NeighbouringSlices:
     series, the next existing slice is used.
 
     `[i]` is `(image, labels)`: a (3, H, W) uint8 tensor, and the labels of `images[i]`.
-    `core.batches` and Subset support these images like `images`. From a cache, reading them is six
-    times as slow as reading `images` (13,000 instead of 83,000 images per second of 64 pixels, one
-    thread of a busy machine). From a pack, each image needs three decoded slices, so build a cache.
+    `core.batches` and Subset accept a NeighbouringSlices in place of `images`. From a cache, one
+    thread of a busy machine reads 13,000 images of 64 pixels per second, or 83,000 per second of
+    `images` itself. From a pack, each image needs three decoded slices, so build a cache.
 
     Args:
         images: `PackedImages` or `CachedImages` with three windows as channels.
@@ -85,7 +85,7 @@ class NeighbouringSlices:
         return torch.from_numpy(np.moveaxis(pixels, -1, 0).copy()), labels
 
     def take(self, indices, out=None):
-        """Return the images of these indices, (n, H, W, 3) uint8, in their order.
+        """Return the images with these indices, (n, H, W, 3) uint8, in the order of the indices.
 
         Args:
             indices: (n,) integers, 0 to N - 1.

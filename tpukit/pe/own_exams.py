@@ -56,11 +56,11 @@ def read_exams(
 
     Returns:
         A DataFrame with one row per slice, sorted by exam and along the body. Its columns are the
-        three identifiers, `exam`, `patient`, `description` of the series, `path`, `position` in mm,
-        `number` (InstanceNumber), and a uint8 column per label. If a series has no positions,
-        `position` is the InstanceNumber. If the table has labels of images, their columns are named
-        `<label>_on_image`, and `<label>` is 1 if the exam has a positive image. Pass the result to
-        `check_exams`, which lists anything unusual.
+        identifiers of study, series and image, `exam`, `patient`, `description` of the series,
+        `path`, `position` in mm, `number` (InstanceNumber), and a uint8 column per label. If a
+        series has no positions, `position` is the InstanceNumber. If the table has labels of
+        images, their columns are named `<label>_on_image`, and `<label>` is 1 if the exam has a
+        positive image. Pass the result to `check_exams`, which lists anything unusual.
 
     Raises:
         FileNotFoundError: the folder has no DICOM file, or lacks the exam or image of a row.
@@ -306,8 +306,8 @@ def _one_series(table, series: str | None):
             raise InvalidValueError(
                 f"{len(lost)} exams have no series whose description contains {series!r}",
                 found=f"exam {min(lost)}: {_descriptions(table, min(lost))}",
-                fix="pass a text that occurs in all descriptions; or leave these exams out of "
-                "the table",
+                fix="pass a text that occurs in a description of every exam; or leave these exams "
+                "out of the table",
             )
         table = table[is_chosen]
     count = table.groupby("exam")[SERIES].nunique()

@@ -42,26 +42,26 @@ class Preparation:
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Return the preparation of images from `pack_dicom`, as `PackedImages` or `CachedImages`.
+        """Return the preparation of the `PackedImages` of `pack_dicom`, or of their `CachedImages`.
 
         Raises:
-            ValueError: `pack_dicom` did not make the images; or their cache was made by an earlier
-                version of tpukit, which did not record the preparation.
+            ValueError: `pack_dicom` did not make the images; or an earlier version of tpukit made
+                the cache, and did not record the preparation.
         """
         made = getattr(images, "made", {})
         if not hasattr(images, "made"):
             raise InvalidValueError(
                 f"a Preparation does not describe {type(images).__name__}",
-                found="images that are put together from several slices",
-                fix="save how the slices are put together, and Preparation.of(their pack)",
+                found="only PackedImages and CachedImages record how they were made",
+                fix="pass the pack of these images, and save separately how slices are combined",
             )
         if "pixels" not in made:  # only the packs of `pack_dicom` have this entry
             raise InvalidValueError(
                 f"{images.folder} does not record how its images were made from DICOM slices",
                 found=made
-                or "the pack has no such settings: `pack` made it, or an earlier version of tpukit",
+                or "no settings: the pack was made by `pack`, or by an earlier version of tpukit",
                 fix="pass the PackedImages of pack_dicom; "
-                "if you passed a cache, delete it and build it again",
+                "if you passed CachedImages, delete the cache and build it again",
             )
         window = made["window"]
         return cls(
@@ -91,7 +91,7 @@ class Preparation:
             raise InvalidValueError(
                 "these are not the settings of a Preparation",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
-                fix="use the settings.json written with these weights, and that version of tpukit",
+                fix="read the settings.json of these weights with the tpukit that wrote the file",
             )
         read = {}
         for name, value in values.items():
@@ -101,7 +101,7 @@ class Preparation:
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
             raise InvalidValueError(
-                "the network was trained on images that this tpukit prepares differently",
+                "this version of tpukit prepares images differently from the training images",
                 found=differences,
                 fix="use the version of tpukit that wrote these settings",
             )
@@ -131,14 +131,17 @@ class Preparation:
 
     def check(self, images) -> None:
         """Raise ValueError with the differences if images were prepared in another way."""
-        differences = _differences(asdict(self), asdict(Preparation.of(images)))
+        given = Preparation.of(images)
+        differences = _differences(asdict(self), asdict(given))
         if differences:
-            other = f"prepared in another way than those of {images.folder}"
+            fix = "pack the DICOM files of these images again: preparation.pack(folder, to)"
+            if replace(given, image_size=self.image_size) == self:
+                fix = f"decode the pack to this size: PackedImages(folder, size={self.image_size})"
             raise InvalidValueError(
-                f"the network was trained on images that were {other}",
+                f"the images of {images.folder} were prepared in another way than the images on "
+                "which the network was trained",
                 found=differences,
-                fix=f"pack the images of {images.folder} with the network's Preparation.pack; "
-                "or train the network again on these images",
+                fix=fix,
             )
 
 

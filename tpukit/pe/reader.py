@@ -68,9 +68,9 @@ class ReadStudy(Study):
     def montage(self) -> Figure:
         """Draw twelve slices of the exam in the middle window, and return the figure.
 
-        The exam is divided into twelve stretches, and the most important slice of each is drawn.
-        This is the slice with the highest probability of the whole exam, if it is in the stretch;
-        else a slice with an embolus; else the slice with the highest probability in the stretch.
+        The exam is divided into twelve stretches, and one slice of each stretch is drawn. If the
+        stretch has the slice with the highest probability of the exam, this slice is drawn. Else a
+        slice with an embolus is drawn, or the slice with the highest probability in the stretch.
         """
         columns = min(6, len(self.overview))
         rows = math.ceil(len(self.overview) / columns)
@@ -172,7 +172,7 @@ def show_study(
     the highest probability are never left out. A button goes to the most probable slice.
 
     Args:
-        images: the pack of these labels, as `PackedImages` or `CachedImages`; or (N, 3, H, W)
+        images: `PackedImages` or `CachedImages` of a pack of the table `labels`; or (N, 3, H, W)
             uint8 with one image per row of `labels`. The channels are the `views`.
         labels: the table of `index_images` or `index_dicom`: one row per image, with the column
             `position`. The viewer shows labels and quality flags if the table has their columns.
@@ -339,7 +339,7 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
         raise InvalidValueError(
             f"the images come from a table of {least:,} rows or more, but the labels have "
             f"{len(labels):,}",
-            fix="pass the table that was packed, all of it",
+            fix="pass the whole table that was packed",
         )
     image_of_row = np.full(len(labels), -1)  # -1 for a row whose image was left out
     image_of_row[images.rows] = np.arange(len(images.rows))
@@ -349,7 +349,7 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
     if missing == len(rows):
         raise InvalidValueError(
             f"none of the {missing} slices of study {rows[STUDY].iloc[0]} is among the images",
-            fix="pass the table that was packed, and a study that was not left out",
+            fix="pass the whole table that was packed, and a study that is in the pack",
         )
     if missing:
         verb = "are" if missing > 1 else "is"

@@ -110,8 +110,8 @@ class Study:
         words: a description of each slice.
         marked: the indices in `images` of the slices that are marked in orange.
         mark: the meaning of the mark; "" if no slice can be marked.
-        overview: the indices in `images` of the slices beside the large slice; a page without
-            scripts shows only these.
+        overview: the indices in `images` of the small slices beside the slice that the slider
+            selects; a page without scripts shows only the small slices.
         caption: the text at the bottom.
         numbers: the number of each slice in its series, from 1.
         views: the titles of the views in each image; empty for a single view.
@@ -352,8 +352,8 @@ def show_slices(
         channel: the only channel to draw, in grey; None for all channels.
         limit: the most slices on the slider, 1 or more. A longer exam is divided into this many
             stretches, and the slider has one slice of each.
-        overview: the number of slices beside the large slice, 1 or more; a page without scripts
-            shows only these.
+        overview: the number of small slices beside the slice that the slider selects, 1 or more; a
+            page without scripts shows only the small slices.
 
     Returns:
         The viewer, which a notebook displays.

@@ -61,7 +61,7 @@ def write_submission(table, path) -> Path:
 
 
 def read_submission(path, images):
-    """Read submission.csv, and check it as the platform does.
+    """Read submission.csv, and check it as Kaggle does.
 
     `read_submission` checks that every id occurs once, that each label is a probability, and that
     no exam breaks a rule of consistency.
@@ -107,7 +107,7 @@ def read_submission(path, images):
         raise InvalidValueError(
             f"{path} does not have one line for each id",
             found=f"{len(lines):,} lines for {len(wanted):,} ids: {', '.join(problems)}",
-            fix=f"a line for each of {len(images):,} images and nine for each of {exams}",
+            fix=f"write a line for each of {len(images):,} images, and nine for each of {exams}",
         )
     values = labels[rows]
     of_images = values[: len(images)]

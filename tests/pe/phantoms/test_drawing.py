@@ -209,6 +209,7 @@ def test_what_the_error_offers_for_a_number_too_small_is_accepted(tmp_path, name
         {"workers": -1},
         {"workers": 0},
         {"seed": -1},
+        {"seed": None},
         {"studies": 0},
         {"studies": 2.5},
         {"slices": "4"},

@@ -186,11 +186,8 @@ class Tubes:
 
     @staticmethod
     def joined(parts: list["Tubes"]) -> "Tubes":
-        """Return the segments of several vessels as one.
-
-        The result is float32 like the slices, because float64 would double the size of every array
-        that is computed from both.
-        """
+        """Return the segments of several vessels as one `Tubes`."""
+        # float32, because float64 would double the size of the arrays of distances to a vessel.
         joined = {}
         for name in ("start", "end", "start_radius", "end_radius"):
             arrays = [getattr(part, name) for part in parts]
@@ -356,7 +353,7 @@ def _widening(findings: Findings, artery: str) -> float:
 
 
 def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
-    """Return a Catmull-Rom curve through (n, 4) points, with `steps` points between two of them."""
+    """Return a Catmull-Rom curve through (n, 4) points, with `steps` points per segment."""
     before = 2 * points[:1] - points[1:2]
     after = 2 * points[-1:] - points[-2:-1]
     padded = np.concatenate([before, points, after])
@@ -597,7 +594,7 @@ def _sites(rng: np.random.Generator, findings: Findings) -> list[_Site]:
 
 
 def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Make an acute clot: in the middle of the artery with a rim of contrast, or filling it.
+    """Make an acute clot: it fills the artery, or leaves a rim of contrast around itself.
 
     Args:
         rng: the random numbers.

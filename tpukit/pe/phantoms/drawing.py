@@ -76,7 +76,7 @@ def phantom(
         studies: the number of exams, 2 or more.
         slices: the number of images per exam, 2 or more, evenly spaced from the lung apices to
             below the diaphragm.
-        seed: determines everything that is drawn, 0 or more.
+        seed: 0 or more; it determines everything that is drawn.
         size: height and width in pixels, 32 or more.
         positive: the share of the exams with an embolus, 0 to 1. A sixteenth of all exams is
             indeterminate, and the rest is negative.
@@ -85,7 +85,7 @@ def phantom(
         masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
         short: True for emboli of the length of many real emboli: 2 to 6 mm from head to feet, and
-            at least 2.2 times the distance of two slices. In an exam of 150 slices, each embolus
+            at least 2.2 times the distance between slices. In an exam of 150 slices, each embolus
             is on two to four slices. False for longer emboli: an exam then has
             them on about a third of its slices or more.
         workers: the number of processes that draw; None for one per CPU.
@@ -102,21 +102,17 @@ def phantom(
     whole_number("workers", workers, 1)
     recipe = {
         "recipe": RECIPE,
-        "studies": whole_number("studies", studies, 2),
-        "slices": whole_number("slices", slices, 2),
-        "seed": whole_number("seed", seed, 0),
-        "size": whole_number("size", size, 32),
+        "studies": whole_number("studies", studies, 2, is_optional=False),
+        "slices": whole_number("slices", slices, 2, is_optional=False),
+        "seed": whole_number("seed", seed, 0, is_optional=False),
+        "size": whole_number("size", size, 32, is_optional=False),
         "positive": float(positive),  # JSON does not support numpy.float32
     }
     if form not in ("jpeg", "dicom"):
         raise ValueError(f'form must be "jpeg" or "dicom", got {form!r}')
-    if None in recipe.values() or not 0 <= positive <= 1:
-        given = f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
-        raise InvalidValueError(
-            "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, "
-            f"positive between 0 and 1; {given}",
-            fix="phantom(folder, studies=300, slices=12) is enough to train on",
-        )
+    if not 0 <= positive <= 1:
+        fact = f"positive must be a share of the exams, 0 to 1, got {positive}"
+        raise InvalidValueError(fact, fix="positive=0.4")
     if form == "dicom":
         recipe["form"] = form
         load_pydicom()  # raises before anything is written

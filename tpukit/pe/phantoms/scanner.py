@@ -79,7 +79,7 @@ def melt(first, second, radius: float):
 class Canvas:
     """A slice while it is painted.
 
-    Later paint covers earlier paint. Edges are soft over a pixel.
+    Later paint covers earlier paint. Edges are blurred over one pixel.
 
     Attributes:
         patient, z, size: the slice at z, (size, size) pixels.
@@ -377,7 +377,7 @@ def _organs(canvas: Canvas) -> dict:
 
 
 def draw_belly(canvas: Canvas, cavity, organs: dict):
-    """Paint the organs under the domes: the liver on the right, stomach and spleen on the left."""
+    """Paint the organs below the diaphragm: liver on the right, stomach and spleen on the left."""
     z = canvas.z
     x = canvas.x
     y = canvas.y
