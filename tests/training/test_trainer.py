@@ -711,7 +711,7 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
         "build the model as it was when the checkpoint was saved, or give this run another folder"
         in text
     )
-    with pytest.raises(WorkerError, match="resume=False, and .* holds checkpoints of step 24"):
+    with pytest.raises(WorkerError, match="resume=False, and .* holds checkpoints up to step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before
     quietly(other, tmp_path / "another")  # the fix

@@ -28,7 +28,7 @@ _UNLIMITED = 2**20  # the most open shards of a process, if the system sets no l
 def row_type(labels: int):
     """Return the dtype of the index row that a shard stores before each image.
 
-    Its fields are "row", the image's row in the source, "group", its group's number, and "labels".
+    Its fields are "row" (in the source), "group" (the number of the image's group) and "labels".
 
     Args:
         labels: the number of labels per image.

@@ -11,7 +11,7 @@ from tpukit.essentials.environment import write_whole
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """Write a file. A power cut leaves the old file, or none, or the complete new file."""
+    """Write a file completely or not at all, even if the power fails."""
     with write_whole(file) as written:
         written.write(data)
 

@@ -84,10 +84,11 @@ class Room:
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
         """Return the folder to pack into, and print it if it is not the first.
 
-        If a folder already has this pack, finished or not, `choose` returns the first such folder.
-        Otherwise, if the first of all folders has another pack, `choose` returns that folder, and
-        the caller raises an error. Otherwise `choose` returns the first folder that has no other
-        pack, can be written to and has enough free disk. If there is none, it returns the last.
+        `choose` tries these rules in turn:
+        1. A folder that has this pack already, finished or not.
+        2. The first of `targets`, if it has another pack. The caller then raises an error.
+        3. A folder without another pack that can be written to and has enough free disk.
+        4. The last of `targets`.
 
         Args:
             targets: the folders in the order of the user's preference; then the same folders with
@@ -125,8 +126,8 @@ class Room:
 
         Args:
             target: the folder of the pack.
-            stored: True if the items of a stream are stored already, and only the packed copy is
-                still to be written.
+            stored: True if `pack` has stored the items of a stream on this disk, and needs space
+                only for the packed copy.
         """
         if stored:
             written = _bytes_in(target.work / "items")

@@ -74,9 +74,10 @@ def find_images(
 
     Args:
         folder: the folder with one folder per class.
-        classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2
-            before 10. A class without a folder keeps its number, so that a class has the same
-            number in training and validation. A folder without any file is a class without images.
+        classes: the classes in the order of their numbers; None for the sub-folders in
+            natural order (2 before 10). A class without a folder keeps its number, so that a class
+            has the same number in training and validation. A folder without any file is a class
+            without images.
         without: a folder to leave out.
 
     Raises:

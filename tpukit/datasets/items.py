@@ -89,7 +89,7 @@ class Items:
         source: a dataset, or an iterable of items.
         columns: if items are dicts, the keys of image, labels and mask; and the form of the images.
             None for the defaults.
-        classes: a list of names that replace the dataset's own; None for its own, [] for none.
+        classes: names in place of the dataset's own; None for the dataset's own, [] for none.
 
     Attributes:
         length: the number of items; None if the source has no length.
@@ -473,8 +473,8 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     Args:
         source: the dataset; torch's Subset and ConcatDataset have the classes of their parts.
         label: the key of the label if items are dicts; else None.
-        has_others: True if the caller has names of its own. Then, if the dataset's names contradict
-            its `class_to_idx`, the result is [], and no error is raised.
+        has_others: True if the caller has other names. Then the result is [] if `classes` and
+            `class_to_idx` contradict each other, and no error is raised.
 
     Raises:
         ValueError: `classes` and `class_to_idx` contradict each other, or two datasets that are
@@ -552,7 +552,7 @@ def _in_order(names, numbers: Mapping, has_others: bool) -> list:
 
 
 def store_items(items: Items, folder: Path, size, *, progress: str | None):
-    """Write the items of a stream in their own order; return their labels, (N, L) float32.
+    """Write the items of a stream to a folder, in their own order; return (N, L) float32 labels.
 
     Raises:
         ValueError: an item is not like the first one.

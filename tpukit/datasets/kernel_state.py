@@ -40,7 +40,7 @@ def state() -> dict:
 
 
 def restore(state: dict) -> None:
-    """Register the Pillow plugins in the result of `state`; `sys.path` must be set before."""
+    """Register the Pillow plugins in the result of `state`. Set `sys.path` before this call."""
     if not state["formats"] and not state["decoders"]:
         return
     from PIL import Image

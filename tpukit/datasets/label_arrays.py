@@ -223,7 +223,7 @@ def _plain(name: str) -> float | str:
 def are_other_numbers(classes: Sequence[str]) -> bool:
     """Return whether all classes are numbers but differ from their positions.
 
-    Then the label 1 is ambiguous: it means the class "1" or the class at position 1.
+    Then the label 1 is ambiguous: it may mean the class "1" or the class at position 1.
     """
     if not all(map(_reads_as_number, classes)):
         return False

@@ -44,22 +44,22 @@ def _in_memory() -> dict:
 
 
 class EncodedSource(Protocol):
-    """Images that code of their own finds and encodes, such as the slices of CT series.
+    """A source with its own code to find and encode images, such as the slices of CT series.
 
-    They are packed in the order of their rows. A later call compares their files by names and sizes
-    only.
+    The images are packed in the order of their rows. A later call compares the source files by
+    names and sizes only.
 
     Attributes:
         count: the largest possible number of images.
-        reader: the class that reads the images in the worker processes. It is called with the
-            folder `unfinished`, the root and the plan, and has the methods of `Files`.
+        reader: the class that reads the images in the worker processes. Its arguments are the
+            folder `unfinished`, the root and the plan. It has the methods of `Files`.
     """
 
     count: int
     reader: type
 
     def find(self, work: Path) -> "PackSource":
-        """Return the complete source, when the pack begins: read what takes long to read.
+        """Return the complete source. This may take long, so it happens when the pack begins.
 
         Args:
             work: the folder `unfinished`, for files that the reader needs.
@@ -72,10 +72,9 @@ class EncodedSource(Protocol):
         """Return the number of bytes of some encoded images."""
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments that make a smaller pack, from the largest value down.
+        """Yield arguments that make a smaller pack, the largest pack first.
 
-        It yields the name of the argument, the code that passes the argument, and the changed
-        entries of the plan.
+        Each is (the argument's name, the code that passes it, the changed entries of the plan).
         """
 
 
@@ -95,15 +94,14 @@ class PackSource:
         mask_names: one file per row; () without masks.
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
-        table: the rows of a table; None for another source.
-        encoded: for images that code of their own finds and encodes, that code; its `find` returns
-            this source with rows and names. None for files and items.
-        left_out: the number of files of a folder that are not images, by their ending.
+        table: the number of a table's rows and the digest of its index; None for another source.
+        encoded: the `EncodedSource`, whose `find` returns this source with rows and names. None for
+            files and items.
+        left_out: for each ending, the number of a folder's files that are not images.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        arguments: the result of `arguments_of` for a folder or a CSV file, which a later call
-            without the source compares; for another source, an entry that differs from that of
-            every path.
+        arguments: for a folder or a CSV file, the result of `arguments_of`. A later call compares
+            it if the source no longer exists. For another source, an entry that no path has.
     """
 
     facts: dict
@@ -401,7 +399,7 @@ def make_rows(labels, groups):
 
 
 def as_names(labels) -> list:
-    """Return the argument labels= as a list; it may be one name, or an Index of pandas."""
+    """Return the argument labels=, such as one name or an Index of pandas, as a list."""
     if labels is None:
         return []
     if isinstance(labels, str) or not isinstance(labels, Iterable):

@@ -42,7 +42,7 @@ class PackedImages(StoredImages):
     `[i]` is `(image, labels)`. The image is a (3, H, W) uint8 tensor in [0, 255]; (1, H, W) with
     `PackOptions(mode="L")`, and (2, H, W) with "I;16". The labels are a (L,) float32 tensor; a
     class is a () int64 tensor. If the pack has masks and no labels, `[i]` is `(image, mask)`, and
-    the mask is a (H, W) int64 tensor. If it has masks and labels, `[i]` is
+    the mask is a (H, W) int64 tensor. With masks and labels, `[i]` is
     `(image, {"labels": ..., "masks": ...})`.
 
     When you open a pack, `PackedImages` checks the sizes of all files, and the checksums of the
@@ -287,7 +287,7 @@ class PackedImages(StoredImages):
         return out
 
     def name(self, index: int) -> str:
-        """Return the name of the file of an image in its source, or the number of its item."""
+        """Return the path of an image's file, as in the source; for items, such as "item 7"."""
         row = int(self.rows[index])
         if "names" not in self.files:
             return f"item {row}"

@@ -86,7 +86,7 @@ class PackOptions:
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
         quality: the quality of the JPEGs of `pe.pack_dicom`, 1 to 95; None for 85. `pack` does not
-            support it, because it stores files unchanged.
+            support `quality`, because `pack` stores files unchanged.
     """
 
     image: str | None = None
@@ -317,9 +317,9 @@ def pack_described(
     Args:
         described: the images, their labels and their order.
         folder, size, damaged, progress, options: as for `pack`.
-        settings: the entries of the plan, besides `described.facts`, that determine the pack's
-            contents. If a pack with the first settings is too large for the disk, the others are
-            tried in their order.
+        settings: one or more dicts with the other entries of the plan, besides `described.facts`.
+            If the pack of the first dict is too large for the disk, `pack_described` tries the
+            next.
 
     Returns:
         The finished `PackedImages`.

@@ -136,14 +136,13 @@ class CachedImages(StoredImages):
     def read_ahead(self, indices) -> None:
         """Ask the system to read the images of a later `take` into memory, without waiting.
 
-        If the images are on disk, the later `take` is four to five times as fast. If all images are
-        in memory, as `in_memory` tells, `read_ahead` does nothing: the request would be useless,
-        and would take a seventh of the time of `take`.
+        If the images are on disk, the later `take` is four to five times as fast. If `in_memory` is
+        True, `read_ahead` does nothing.
 
         Args:
             indices: (n,) integers, 0 to N - 1.
         """
-        if self.in_memory:
+        if self.in_memory:  # the request would take a seventh of the time of `take`, for nothing
             return
         for index in self._indices(indices).tolist():
             ask_for(self._mapping, self._layout.start(index), self._layout.each)

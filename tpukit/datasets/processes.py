@@ -65,9 +65,7 @@ def run_in_processes(
 ) -> None:
     """Run one new Python process per job, all at the same time, and wait for the last to end.
 
-    The processes are not forked, because the kernel of a notebook has threads and may use a device.
-    They are not started by multiprocessing's spawn either, because it runs the caller's script
-    again. They have the `sys.path` and the Pillow plugins of this process.
+    The processes have the `sys.path` and the Pillow plugins of this process.
 
     Args:
         task: a function at the top level of a module, called with the job as its only argument.
@@ -80,15 +78,17 @@ def run_in_processes(
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.
         environ: the environment of the processes. Variables that limit each process to one thread
             are added.
-        feeds: one iterator per process, whose bytes the process reads from `sys.stdin.buffer`; ()
-            if the processes read nothing. This process calls the iterators in turn; their errors
-            are raised here.
+        feeds: one iterator per process. The process reads the iterator's bytes from
+            `sys.stdin.buffer`. () if the processes read nothing.
 
     Raises:
-        ValueError, OSError: the task of a process raised this error; text and errno are the same.
-            All processes were ended.
+        ValueError, OSError: a task raised an error of this type, text and errno, and all other
+            processes were ended.
         RuntimeError: a process ended in any other way; the text has the end of its log.
+        Exception: an iterator of `feeds`, which this process runs, raised this error.
     """
+    # No fork, because the kernel of a notebook has threads and may use a device. No spawn of
+    # multiprocessing either, because spawn runs the caller's script again.
     logs = [Path(folder) / f"process-{rank}.log" for rank in range(len(jobs))]
     with contextlib.ExitStack() as running:
         processes = []

@@ -89,7 +89,7 @@ class Names:
 
 
 def printable(text: str) -> str:
-    """Return a text without the bytes of names that are not UTF-8, which `print` refuses."""
+    """Return a text that `print` accepts: without the bytes of names that are not UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -56,8 +56,8 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
     """Divide images into folds that share no group; each fold is the validation part once.
 
-    The method is that of scikit-learn's StratifiedGroupKFold, and also supports several labels per
-    image. The groups are assigned one after the other, the largest first. Each group gets the fold
+    The method is that of scikit-learn's StratifiedGroupKFold, for several labels per image, too.
+    The groups are assigned one after the other, the largest first. Each group gets the fold
     that has the fewest images of the same classes.
 
     Args:

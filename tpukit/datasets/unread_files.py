@@ -98,7 +98,7 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
 
 
 def refuse_unread(data: bytes, *, is_opened: bool, error: Exception) -> None:
-    """Raise ValueError if Pillow could not decode a file because it does not support its kind.
+    """Raise ValueError if Pillow does not support the kind of a file that it could not decode.
 
     Args:
         data, is_opened: as for `unread_kind`.

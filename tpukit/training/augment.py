@@ -349,7 +349,7 @@ def _check_scale(scale) -> None:
             return
     raise InvalidValueError(
         f"scale must be (smallest, largest) from 0.5 to 1.5, or None (off), got {scale!r}",
-        fix="scale=(0.9, 1.1) is 0.9 to 1.1 times as large",
+        fix="for images 0.9 to 1.1 times as large: scale=(0.9, 1.1)",
     )
 
 

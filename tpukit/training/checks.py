@@ -48,8 +48,8 @@ def remember_classes(model, train: Batches) -> None:
 def check_classes(model, batches: Batches, what: str) -> None:
     """Raise if a dataset numbers its classes in another way than the training data.
 
-    Otherwise right answers would count as wrong. Nothing is compared if `fit` has not trained the
-    model in this launch, or if one of the datasets has no list `classes`.
+    With other class numbers, right answers would count as wrong. Nothing is compared if `fit` has
+    not trained the model in this launch, or if one of the datasets has no list `classes`.
 
     Args:
         model: the model to evaluate.

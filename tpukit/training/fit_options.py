@@ -35,8 +35,8 @@ class FitOptions:
             step, which cuts each step into three graphs (measured on torch_xla 2.9).
         on_epoch_end: function that `fit` calls on every core with the `History` after each epoch.
             If it returns True on any core, training stops. A run that resumes at the end of an
-            epoch calls the function first. So a training that the function has stopped does not
-            continue if you run it again.
+            epoch calls the function before it trains. So if you repeat a run that the
+            function has stopped, the function stops it again.
         log_every: optimizer steps between two copies of the losses to the host.
         same_seed: give every core the same random numbers of the host in a step. Use it for models
             that skip layers at random, as LayerDrop does, because on TPU chips all cores must run

@@ -91,7 +91,7 @@ def show_history(history: Any) -> Figure:
     - A series of 50 points or more is pale, under a moving mean over a twentieth of its length.
     - A ring marks the best validation point, if tpukit knows that low values (loss, error, ...) or
       high values (auroc, accuracy, f1, ...) of the measure are better.
-    - A value that stays the same, such as a constant learning rate, is a text below the panels. A
+    - A value that stays the same, such as a constant learning rate, is written below the panels. A
       loss or a score is always a curve. The text also names the entries that cannot be drawn.
 
     Args:

@@ -106,9 +106,9 @@ def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, o
 def fresh_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
     """Return metrics for one evaluation, without the state of an earlier evaluation.
 
-    Metrics of torchmetrics are returned as they are, because the evaluation resets them. So are
-    functions and bound methods, because the user may read what they have recorded. Other objects
-    are copied, unless they cannot be copied because of a lock or a file.
+    Metrics of torchmetrics are returned as they are, because the evaluation resets them. Functions
+    and bound methods are returned as they are, because the user may read what they have recorded.
+    Other objects are copied, unless a lock or a file prevents this.
     """
     return {name: _fresh(metric) for name, metric in metrics.items()}
 

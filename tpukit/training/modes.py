@@ -129,8 +129,8 @@ class OptimizerModes:
     """Calls `train()` and `eval()` of an optimizer that has them; does nothing for others.
 
     A checkpoint after an epoch has the weights for evaluation, as `best.pt` has. A checkpoint
-    within an epoch has the weights for training. Exchanging the weights there would change the
-    rounding of all later steps, so a resumed run would differ in the last bits.
+    within an epoch has the weights for training. Exchanging weights within an epoch would change
+    the rounding of all later steps, so a resumed run would differ in the last bits.
 
     Args:
         core: this core.

@@ -220,7 +220,7 @@ class RunState:
         if not self._options.resume:
             raise InvalidValueError(
                 f"resume=False, and {self._store.folder} holds checkpoints "
-                f"of step {checkpoint.step}",
+                f"up to step {checkpoint.step}",
                 fix="another folder, or remove this one; resume=True continues from the checkpoint",
             )
         self._load_parts(checkpoint)
@@ -323,8 +323,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        If checkpoints are saved, core 0 must finish its step first, and a step needs all cores. So
-        all other cores continue for `STEP_SECONDS` after SIGTERM.
+        Core 0 needs all cores to finish its step before it saves a checkpoint. So if checkpoints
+        are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False

@@ -111,7 +111,7 @@ class TrainStep:
     def begin_augmenting(self, augment: Callable | None) -> None:
         """Augment the batches of all later steps; None: do not augment them.
 
-        Augmentation changes the graph. So the monitor of recompilations and replay start anew.
+        Augmentation changes the graph. So replay and the count of recompilations start anew.
         """
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)

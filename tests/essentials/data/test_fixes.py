@@ -448,7 +448,7 @@ def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
     loader = DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True)
     with fixes("sources: a {} makes batches already, but core.batches needs samples, ...") as fix:
         core.batches(loader, batch_size=4)
-    all_of(fix.code(r"^.*?(?=, samples)", loader=loader))
+    all_of(fix.code(r"^.*?(?=, where)", loader=loader))
 
 
 def resized(image):
