@@ -154,6 +154,11 @@ def test_the_container_is_the_users_or_a_plain_python(cloud):
 
 
 WHERE = {"mounts": ["/var/tpukit"], "seconds": "60"}
+# gcloud ends the messages of services with this sentence.
+ACCOUNT = (
+    "This command is authenticated as me@example.com which is the active account specified by "
+    "the [core/account] property."
+)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +166,11 @@ WHERE = {"mounts": ["/var/tpukit"], "seconds": "60"}
     [
         ("ERROR: NOT_FOUND: Resource 'x' was not found", 404, "check the name"),
         ("ERROR: PERMISSION_DENIED: no tpu.nodes.create", 403, "docs/jobs.md"),
+        (
+            f"ERROR: (gcloud.compute.tpus) PERMISSION_DENIED: no tpu.nodes.create. {ACCOUNT}",
+            403,
+            "docs/jobs.md",
+        ),
         (
             "ERROR: RESOURCE_EXHAUSTED: Quota limit 'TPUV5s' has been exceeded",
             429,
@@ -182,6 +192,24 @@ def test_a_refusal_of_gcloud_is_an_error_with_its_words_and_a_fix(
         run_tool(["gcloud", "compute", "tpus", "list"])
     assert (caught.value.status, fix in caught.value.fix) == (status, True)
     assert message in caught.value.found or not message
+
+
+def test_the_code_of_a_long_error_of_gcloud_counts_and_not_its_end(tmp_path, monkeypatch):
+    disabled = "Cloud TPU API has not been used in project demo before or it is disabled."
+    lines = [
+        "WARNING: the Connection to the metadata server timed out",
+        f"ERROR: (gcloud.compute.tpus.list) PERMISSION_DENIED: {disabled} {ACCOUNT}",
+        *[f"- '@type': type.googleapis.com/google.rpc.Detail{number}" for number in range(20)],
+    ]
+    program = tmp_path / "gcloud"
+    program.write_text(f"#!/bin/sh\necho {shlex.quote(chr(10).join(lines))} >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(CloudError) as caught:
+        run_tool(["gcloud", "compute", "tpus", "list"])
+    assert (caught.value.status, caught.value.answered) == (403, True)
+    assert disabled in caught.value.found
+    assert len(caught.value.found) < 500
 
 
 def test_a_tool_that_is_missing_or_hangs_is_an_error_with_a_fix(tmp_path, monkeypatch):

@@ -37,6 +37,26 @@ def augmented(core):
     return one
 
 
+class OnHost(nn.Module):
+    """An augmentation whose buffers stay on the host: a flag, and numbers whose difference from themselves is NaN."""
+
+    def __init__(self, toggles=False):
+        super().__init__()
+        self.toggles = toggles
+        self.register_buffer("is_on", torch.tensor(True))
+        self.register_buffer("limits", torch.tensor([float("-inf"), float("nan")]))
+
+    def forward(self, images, targets):
+        self.is_on ^= self.toggles
+        return images, targets
+
+
+def augmented_on_host(core, toggles=False):
+    one = Trained(core)
+    one.options = {"augment": OnHost(toggles)}
+    return one
+
+
 class Photos(Pairs):
     def __getitem__(self, index):
         return (self.images[index] * 40 + 128).clamp(0, 255).to(torch.uint8), self.targets[index]
@@ -234,6 +254,7 @@ def right():
         ),
         "random images, dropout": augmented,
         "random images of a pack": packed,
+        "a flag, -inf and NaN on the host": augmented_on_host,
         "buckets, a program for each length": in_buckets,
         "on the device what Python did": helped,
         "copies made before": taught_by_copies,
@@ -486,6 +507,10 @@ def guarded():
     reads = step + "the model or the loss reads the optimizer, a count or the schedule"
     return {
         "a number that grows": (in_own(counted), step + "a number of the host was .* and is .*"),
+        "a flag that changes on the host": (
+            lambda core: augmented_on_host(core, toggles=True),
+            step + "'is_on' changes on the host, and not as a counter of torch.optim does",
+        ),
         "a layer left out at random": (
             in_own(lambda self, images: 1.0 if random.random() < 0.5 else 2.0),
             step + "the step draws random numbers on the host",

@@ -67,7 +67,7 @@ def test_a_table_without_positions_or_with_other_probabilities_is_refused():
     table, chances = a_table([1, 0])
     with pytest.raises(ValueError, match="no column position\n  found: .*\n  fix:"):
         pe.show_exams(table.drop(columns="position"), chances)
-    with pytest.raises(ValueError, match=r"each of its 20 rows, got \(5,\)"):
+    with pytest.raises(ValueError, match=r"each of the 20 rows, got \(5,\)"):
         pe.show_exams(table, chances[:5])
 
 
@@ -102,7 +102,7 @@ def test_what_the_rules_leave_is_a_second_line_beside_what_the_network_says():
     assert left.get_ydata()[:4] == pytest.approx([0.5] * 4)
     assert "dashed: without contradictions" in " ".join(figure.get_supxlabel().split())
     assert "dashed" not in pe.show_exams(table, chances).get_supxlabel()
-    with pytest.raises(ValueError, match=r"each of its 20 rows, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"each of the 20 rows, got \(3,\)"):
         pe.show_exams(table, chances, consistent=chances[:3])
 
 

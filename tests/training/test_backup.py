@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from tpukit import WorkerError
 from tpukit.essentials.display import NotInstalledError
 from tpukit.training import backup as backup_module
 from tpukit.training.backup import Backup
-from tpukit.training.checkpoints import CheckpointStore
+from tpukit.training.checkpoints import CheckpointError, CheckpointStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -368,6 +369,48 @@ def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(
     Stuck.gate.set()
     thread.join()
     assert steps(tmp_path / "run") == ["1"]
+
+
+def test_a_checkpoint_that_is_saved_while_the_start_still_hangs_is_copied_later(
+    tmp_path, buckets, soon
+):
+    backed_up(tmp_path / "run", tmp_path / "drive", 1)
+    soon()
+    Stuck.gate.clear()
+    said = []
+    there = Backup("stuck://bucket/run", say=said.append)
+    checkpoints = CheckpointStore(tmp_path / "run", on_saved=there.offer)
+    there.take(checkpoints)
+    thread = there._thread
+    checkpoints.save(a_state(2), step=2)
+    checkpoints.close()
+    Stuck.gate.set()
+    thread.join()
+    there.close()
+    assert [Path(name).name[:13] for name in Stuck.store] == ["step-00000002"]
+    assert [text.partition(" works again")[1] for text in said] == ["", " works again"]
+
+
+@pytest.mark.parametrize("own", [(), (1,)])
+def test_a_full_disk_of_the_run_is_not_called_an_error_of_the_backup(tmp_path, monkeypatch, own):
+    backed_up(tmp_path / "first", tmp_path / "drive", 9, best=(9,))
+    checkpoints = CheckpointStore(tmp_path / "run")
+    for step in own:
+        checkpoints.save(a_state(step), step=step)
+        checkpoints.close()
+    write_whole = backup_module.write_whole
+
+    def full(file, **options):
+        if file.parent == tmp_path / "run":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_whole(file, **options)
+
+    monkeypatch.setattr(backup_module, "write_whole", full)
+    with pytest.raises(CheckpointError) as error:
+        Backup(tmp_path / "drive").take(checkpoints)
+    assert "best.pt could not be written" in str(error.value)
+    assert f"free some space in {tmp_path / 'run'}" in str(error.value)
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_works(tmp_path):

@@ -50,6 +50,15 @@ def test_on_a_new_machine_the_backup_knows_the_settings(tmp_path):
     assert keep_settings(tmp_path / "new", SETTINGS, backup_dir=tmp_path / "drive").is_file()
 
 
+def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine(tmp_path):
+    drive = tmp_path / "MyDrive"
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*MyDrive\n  fix:   mount"):
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=drive / "run")
+    assert not list(tmp_path.iterdir())
+    drive.mkdir()  # the fix
+    assert keep_settings(tmp_path / "run", SETTINGS, backup_dir=drive / "run").is_file()
+
+
 @pytest.mark.parametrize("place", ["run", "drive"])
 @pytest.mark.parametrize(
     "trained", ["step-00000010.pt", "slices/step-00000010.pt", "slices/best.pt"]
@@ -154,6 +163,7 @@ def test_the_folder_itself_must_be_on_this_machine(tmp_path, monkeypatch):
 def test_a_home_folder_is_the_one_that_checkpoints_use(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
     file = keep_settings("~/run", SETTINGS, backup_dir="~/drive")
     assert file == tmp_path / "home" / "run" / "settings.json"
     assert (tmp_path / "home" / "drive" / "settings.json").is_file()

@@ -91,7 +91,7 @@ class ShardedTpu(Tpu):
                 raise InvalidTypeError(
                     'shard="fsdp" shards a plain module, and this one is sharded already',
                     found=f"{type(module).__name__} holds a {type(part).__name__}",
-                    fix="give core.model the module that was wrapped",
+                    fix="pass the module without the wrapper to core.model",
                 )
         # By id, because tied weights have two names for one tensor.
         named = {}

@@ -42,7 +42,8 @@ _MEANINGS = (
         fix="try again in some minutes",
     ),
     _Meaning(
-        "active account|credentials|gcloud auth login|Reauthentication",
+        # Not "the active account", which the message of any service may name.
+        "an active account|credentials|gcloud auth login|Reauthentication",
         status=401,
         fix="`gcloud auth login`",
     ),
@@ -105,8 +106,13 @@ def run_tool(
 
 def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudError:
     message = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-    # Tools print the reason at the end, after warnings and progress.
-    if len(message) > _LONGEST_MESSAGE:
+    _, error, details = message.rpartition("ERROR: (gcloud.")
+    message = error + details
+    if error and len(message) > _LONGEST_MESSAGE:
+        # gcloud prints the reason first, then details in YAML.
+        message = message[:_LONGEST_MESSAGE] + " ..."
+    elif len(message) > _LONGEST_MESSAGE:
+        # Other tools print the reason at the end, after warnings and progress.
         message = "... " + message[-_LONGEST_MESSAGE:]
     status = None
     fix = "run the command by hand to see more"

@@ -305,7 +305,7 @@ class Job:
         Raises:
             TimeoutError: the job is not over after `timeout`.
             JobFailedError: the machine was lost, and the platform does not start another one.
-            CloudError: the platform did not answer for 15 minutes, it rejected a request, or a
+            CloudError: the platform rejected a request, or did not answer for 15 minutes; or a
                 result is not complete.
         """
         state, _ = self._wait(timeout, every=every)
@@ -524,8 +524,8 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     Args:
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
-        to: the target object with the credentials to use; None for a new target object of the
-            job's platform.
+        to: a `Target` with the credentials to use, such as a `VertexTarget`; None for the
+            credentials of this machine.
 
     Raises:
         PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.

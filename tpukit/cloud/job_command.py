@@ -89,7 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Submit the notebook; with --wait, print the paths of its files when the job is over."""
+    """Submit the notebook; with --wait, print the paths of its files as JSON at the end.
+
+    Raises:
+        TpukitError: as for `submit`; with --wait, also as for `Job.result`.
+    """
     if given.notebook is None:
         # --files takes all words up to the next option, and so also a notebook after it.
         found = f"--files has {' '.join(given.files)}" if given.files else ""

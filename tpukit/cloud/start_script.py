@@ -22,7 +22,8 @@ _SCRIPT = """#!/usr/bin/env bash
 #   ADDRESS: for results, a path or gs://bucket/folder; by default the folder of this file
 #   WORK: a folder on the machine's own disk; by default a new one
 # An image may name its environment in TPUKIT_ENVIRONMENT; missing packages are added.
-# Exit code 0: it has succeeded. 1: it is over, see result.json. 75: interrupted, start it again.
+# Exit code 0: it has succeeded. 1: it is over (see result.json) or cancelled. 75: interrupted,
+# start it again.
 set -uo pipefail
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 address=${1:-$folder}

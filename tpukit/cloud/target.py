@@ -49,7 +49,7 @@ class JobOptions:
             project of the credentials, and gcloud the project of its configuration.
         spot: True for a cheaper machine that the platform may end at any time.
         reservation: the full name of a reservation for vertex, "any" for gcloud; None for none.
-        image: the container image; None for a plain Python image with the caller's version.
+        image: the container image; None for a plain image with the caller's version of Python.
         service_account: the account that the job uses on its machine; None for the default.
         torch: the release of torch, which determines torch_xla and libtpu; None for the newest.
             "none" for other frameworks: torch, torch_xla and libtpu are not installed, and tpukit

@@ -35,8 +35,8 @@ class StoredImages(Dataset):
             is read-only, but other labels can be assigned, `images.labels = ...`: an array with one
             label or one row per image, or a pandas Series or DataFrame with the rows and the index
             of the table that was packed. Assigned floats become float32, too; integers keep their
-            dtype, but class numbers become int64. A cache that is made afterwards has the assigned
-            labels.
+            dtype, but class numbers become int64. Assigned labels are not written to the disk;
+            `cached_images` and pickle copy them.
         has_masks: True if each image has a mask; `take` then returns (n, H, W, 4), the fourth
             channel the mask.
         groups: (N,) int32, the number of each image's group. Without groups=, an image and its
@@ -132,7 +132,12 @@ class StoredImages(Dataset):
             wrong = labels.reshape(-1)[0]
         fix = "leave images without a finite label out, or correct their labels"
         if wrong in self.classes:  # a name of a class in place of its number
-            fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
+            # A list in the order of the table would give every image a wrong label.
+            fix = (
+                "numbers of classes; for a column of the table: column.map(images.classes.index); "
+                "for words in the order of the images: "
+                "[images.classes.index(word) for word in words]"
+            )
         raise InvalidValueError("labels must be finite numbers", found=repr(wrong), fix=fix)
 
     def _as_classes(self, labels):

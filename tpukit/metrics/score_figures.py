@@ -38,7 +38,7 @@ def show_roc(
 
     Samples of the same patient are not independent. Pass the patients as `groups`, so that the
     bootstrap draws whole patients; otherwise the band is too narrow. With fewer than 5 positive or
-    fewer than 5 negative groups, the title has a warning, and no band is drawn.
+    fewer than 5 negative groups, the title has a warning, and there is no band or interval.
 
     Args:
         labels: (N,) zeros and ones, of one label.
@@ -58,7 +58,7 @@ def show_roc(
 
     Raises:
         ValueError: the shapes do not match, a label is neither 0 nor 1, all labels are equal, a
-            probability is nan, or a sample has no group.
+            probability is nan, a sample has no group, or a number is out of range.
     """
     import numpy as np
 

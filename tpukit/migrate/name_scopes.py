@@ -147,7 +147,7 @@ class Names:
         """Return the binding of the first part of a name, `a` of `a.b.c`; None if there is none.
 
         If several scopes bind this part, the innermost scope counts. If this scope binds it several
-        times, the last binding before the name counts.
+        times, the last binding before the name counts; without one, the last binding after it.
         """
         root = dotted(node).partition(".")[0]
         everywhere = self.bindings.get(root, [])

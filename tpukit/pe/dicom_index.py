@@ -70,7 +70,9 @@ def index_dicom(
             and print their number. "keep" to return all rows with one more column, `odd`, which has
             the problem with the image, or "".
         cache: a folder that stores the headers, so that the next call, also after an interruption,
-            reads only new and changed files. None to read all headers in each call.
+            does not read them again. If files were added or removed, it reads all headers again. Of
+            more than 20,000 files, it looks for changes in a sample of at most 20,000. None to read
+            all headers in each call.
         workers: the number of processes that read headers; None for one per CPU.
         progress: as for `pack_dicom`.
 
@@ -81,11 +83,12 @@ def index_dicom(
         you pass this table to `pack_dicom` as `labels`, it does not read the headers again.
 
     Raises:
-        FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has no
-            file.
+        FileNotFoundError: the folder does not exist or contains no DICOM file; or a row has no
+            file; with "drop", only if no row has one.
         ValueError: `workers` is below 1; or, except with "keep", two files contain the same image,
             an image has no position, or its file has another study or series than the labels.
-        ModuleNotFoundError: pydicom is not installed.
+        ModuleNotFoundError: pydicom is not installed; or, except with "keep", no installed package
+            decodes one of the files.
     """
     import numpy as np
 

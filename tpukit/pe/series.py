@@ -105,7 +105,7 @@ _TAGS = [
 
 
 def find_files(folder) -> list[str]:
-    """Return the paths of the DICOM files in a folder and its sub-folders, sorted.
+    """Return the sorted paths, relative to a folder, of all DICOM files below it.
 
     Files that end in .dcm or .dicom are returned. Other files are returned if their first 132 bytes
     are those of DICOM. The number of files that are left out is printed, by their ending. Hidden
@@ -261,7 +261,7 @@ def read_headers(
 
     Args:
         folder: the folder with the files.
-        names: the paths of the files in the folder, as `find_files` returns them.
+        names: the paths of the files, relative to the folder, as `find_files` returns them.
         work: the folder to store headers in, one file per chunk; a later call reuses them.
         workers: the number of processes; None for one per CPU.
         progress: as for `launch`.
@@ -273,6 +273,7 @@ def read_headers(
 
     Raises:
         ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
+        OSError: a file cannot be read, as on a network drive that disconnected.
     """
     import numpy
 

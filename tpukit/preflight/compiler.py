@@ -159,14 +159,15 @@ def compile_graph(
         chip: the TPU for which to compile.
         flags: the LIBTPU_INIT_ARGS of the compiler.
         label: the name of the graph in messages.
-        kept: a folder into which the compiled program is also written, in the format of a launch's
-            compilation cache; None for no such folder.
+        kept: the compilation cache of a launch, into which the compiled program is also written;
+            None for no such cache.
         libtpu, progress, timeout: as in `preflight`.
         environ: the environment variables that determine the cache folder.
 
     Raises:
         OutOfMemoryError: the graph needs more memory than a core has.
-        CompileError: the compiler could not compile the graph, or its process was killed.
+        CompileError: the compiler could not compile the graph, its process was killed, or it took
+            longer than `timeout`.
         LibtpuNotFoundError: see `find_libtpu`.
     """
     version = libtpu or platform_version()

@@ -83,7 +83,7 @@ def report(core: Core, batches: Batches | None = None) -> Report:
     Args:
         core: this core; call `report` in the worker function.
         batches: the batches of the loop. If they are given, the report contains the time that the
-            loop waited for data, as a share of the time since the core started.
+            loop waited for data, as a share of `core.seconds`.
 
     Returns:
         a `Report`, which a notebook shows as a table.

@@ -42,8 +42,8 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     """Record the work and the waits of host and device during the steps in a block.
 
     Record ten to fifty steps, and begin after the first few steps, which compile. A recording stays
-    in memory until it ends; a thousand steps need hundreds of MB. Its files are written even if the
-    block raises an error, and `core.print` prints their names.
+    in memory until the block ends; a thousand steps need hundreds of MB. The files are written even
+    if the block raises an error, and `core.print` prints their names.
 
         with tpukit.profiling.profile(core, "runs/trace"):
             for images, labels in itertools.islice(batches, 20):

@@ -48,11 +48,12 @@ _LONGEST_SECONDS = 600.0
 
 
 class Backup:
-    """Copies the newest two checkpoints, best.pt and compiled programs to a backup.
+    """Copies new checkpoints, best.pt and compiled programs to a backup.
 
-    An error of the backup during training does not end the training. Only one run at a time may use
-    a backup. Compiled programs are copied if `launch(compile_cache=folder / "compiled")` stores
-    them in the run's folder. `take` copies checkpoints and programs back.
+    The backup keeps the newest checkpoint, and the newest of an earlier step. An error of the
+    backup during training does not end the training. Only one run at a time may use a backup.
+    Compiled programs are copied if `launch(compile_cache=folder / "compiled")` stores them in the
+    run's folder. `take` copies checkpoints and programs back.
 
     Args:
         address: a folder whose parent exists; or a URL that fsspec supports, "gs://bucket/run".
@@ -234,7 +235,7 @@ class Backup:
             resume: whether the run may continue from the backup.
 
         Raises:
-            CheckpointError: the checkpoint cannot be written to the folder of the run.
+            CheckpointError: the checkpoint or best.pt cannot be written to the folder of the run.
             OSError: the backup cannot be read, and the folder has no complete checkpoint.
             ValueError: the backup has a newer checkpoint, and `resume` is False.
         """
@@ -246,8 +247,7 @@ class Backup:
                 self._take(checkpoints, own, resume=resume)
             except BaseException as error:
                 errors.append(error)
-            with self._lock:
-                self._thread = None
+            self._copy_all()  # a checkpoint that was offered after `take` gave up
 
         self._start(work)
         if not self._wait(float("inf")):
@@ -333,6 +333,13 @@ class Backup:
             self._say(
                 f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again"
             )
+        except OSError as error:  # of the run's folder: `_pieces` has another type for the backup
+            explained = CheckpointError(
+                f"{path} could not be written: {error.strerror or error}",
+                fix=f"free some space in {path.parent}, or use a folder on another disk",
+            )
+            explained.errno = error.errno
+            raise explained from error
 
     def _pieces(self, name: str, place=None) -> Iterator[bytes]:
         try:
@@ -352,6 +359,21 @@ def _place(address: str) -> "_Folder | UrlPlace":
     return _Folder(Path(address).expanduser().absolute())
 
 
+def refuse_unmounted(folder: Path) -> None:
+    """Raise PathNotFoundError if neither a backup folder nor its parent exists.
+
+    If the drive is not mounted, they would be folders of this machine, and lost with it.
+    """
+    if not folder.is_dir() and not folder.parent.is_dir():
+        raise PathNotFoundError(
+            f"the backup cannot be made: there is no folder {folder.parent}",
+            fix=(
+                "mount the drive; or, if the path is right, make the folder: "
+                f"os.makedirs({str(folder)!r})"
+            ),
+        )
+
+
 class _Folder:
     """A backup in a folder of a mounted drive or bucket, or of another disk."""
 
@@ -362,16 +384,7 @@ class _Folder:
     def connect(self) -> None:
         if self._is_connected:
             return
-        # Do not create parents: if the drive is not mounted, they would be folders of this machine,
-        # and lost with it.
-        if not self.folder.is_dir() and not self.folder.parent.is_dir():
-            raise PathNotFoundError(
-                f"the backup cannot be made: there is no folder {self.folder.parent}",
-                fix=(
-                    "mount the drive; or, if the path is right, make the folder: "
-                    f"os.makedirs({str(self.folder)!r})"
-                ),
-            )
+        refuse_unmounted(self.folder)
         self.folder.mkdir(mode=0o755, exist_ok=True)
         # Remove incomplete copies of a machine that was taken away.
         for part in self.folder.glob(".*.unfinished"):

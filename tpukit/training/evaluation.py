@@ -35,8 +35,8 @@ class Evaluation:
             the mean of the batches' losses. Each batch counts by its number of samples, or by its
             weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
-        outputs: (N, ...) on the CPU, float32 or wider, in dataset order; nested as the model's
-            outputs. None with `keep_outputs=False`.
+        outputs: (N, ...) on the CPU, in dataset order, nested as the model's outputs; bfloat16 and
+            float16 are converted to float32. None with `keep_outputs=False`.
         targets: (N, ...) on the CPU, in dataset order; nested as the targets of a batch. None with
             `keep_outputs=False`.
     """
@@ -101,7 +101,8 @@ def evaluate(
             on the CPU; a module is copied to the CPU for this. But a function that uses tensors on
             the device runs on the device. If a loss uses more than 1 MiB of tensors, such as a
             frozen teacher's weights, it runs where these tensors are. It then gets `batch_size`
-            samples at a time, and its results are averaged over all samples.
+            samples at a time, and its results are averaged over all samples. With
+            `launch(shard=...)`, the size of its tensors does not matter.
         batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
             `fit`. None: no metrics.

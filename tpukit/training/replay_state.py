@@ -100,11 +100,14 @@ class ReplayState:
         grown = []
         other = None
         for (table, name), was in zip(before.entries, before.values, strict=True):
+            now = torch.as_tensor(table[name])
+            was = torch.as_tensor(was)
+            if _are_equal(now, was):
+                continue
             # A tensor with several counts is a counter only if all of them have grown by 1.
-            changes = set(torch.as_tensor(table[name] - was).flatten().tolist())
-            if changes == {1} and (id(table), name) in may_grow:
+            if (id(table), name) in may_grow and bool((now - was == 1).all()):
                 grown.append((table, name))
-            elif changes - {0}:
+            else:
                 other = other or name
         return Places(grown), other
 
@@ -124,3 +127,10 @@ class ReplayState:
 
     def _states(self) -> list[dict]:
         return [state for state in self._optimizer.state.values() if isinstance(state, dict)]
+
+
+def _are_equal(now, was) -> bool:
+    """Return whether two tensors have the same shape and values; NaN is equal to NaN."""
+    if now.shape != was.shape:
+        return False
+    return bool(((now == was) | ((now != now) & (was != was))).all())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, SystemFailureError
 from tpukit.essentials.environment import write_whole
-from tpukit.training.backup import UrlPlace
+from tpukit.training.backup import UrlPlace, refuse_unmounted
 
 FILE = "settings.json"  # in the folder of the run
 # Results of a run. Deeper folders may belong to another run, so they are not searched.
@@ -29,8 +29,8 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     Args:
         folder: the folder of the run.
         settings: a dict with values that JSON supports.
-        backup_dir: the backup folder, or its URL, as for `Checkpoints`. Its settings are compared
-            as well, and written if they are missing. None: no backup.
+        backup_dir: the backup folder, whose parent must exist, or its URL, as for `Checkpoints`.
+            Its settings are compared as well, and written if they are missing. None: no backup.
 
     Returns:
         the path of settings.json in the folder.
@@ -39,7 +39,7 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
         ValueError: the folder or the backup has other settings, and the message names those
             that differ; or there are checkpoints but no settings; or `folder` is a URL.
         TypeError: JSON does not support a value, such as a number of numpy.
-        OSError: the backup cannot be read or written.
+        OSError: the folder or the backup cannot be read or written.
         NotInstalledError: the package for the URL of the backup is missing.
     """
     _refuse_url(folder)
@@ -48,8 +48,12 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     own = _Folder(folder)
     places = [own]
     if backup_dir is not None:
-        is_url = "://" in os.fspath(backup_dir)
-        places.append(_Bucket(os.fspath(backup_dir)) if is_url else _Folder(backup_dir))
+        if "://" in os.fspath(backup_dir):
+            backup = _Bucket(os.fspath(backup_dir))
+        else:
+            backup = _Folder(backup_dir)
+            refuse_unmounted(backup.folder)
+        places.append(backup)
     # Check all folders before writing into any, so that an error changes nothing.
     stored = {place: place.read() for place in places}
     if all(text is None for text in stored.values()):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tpukit.accelerators import adam_numbers
 
 _IN_THE_GRAPH = (0, 1, -1)  # torch_xla writes these into the graph and sends all others
-_OF_ADAM = ("lr", "betas", "eps", "weight_decay")  # all that `adam_numbers` reads
+_OF_ADAM = ("lr", "betas", "eps", "weight_decay")  # numbers that `adam_numbers` reads
 _SMALL = 1000  # elements: a larger input is never copied to the host
 
 

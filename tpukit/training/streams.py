@@ -13,6 +13,7 @@ every core.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -253,7 +254,8 @@ class _OwnNumbers:
 class _Shares:
     """A dataset whose items are the next batches of a share, for torch's DataLoader.
 
-    Each loader process opens its own share at its first batch, and then continues in it.
+    Each loader process opens its own share at its first batch, and then continues in it. If reading
+    raises an error or is interrupted, the next batch opens the share again.
     """
 
     def __init__(
@@ -289,16 +291,23 @@ class _Shares:
 
     def _next(self) -> object:
         if self._samples is None:
-            self._samples = self._endless(_leave_loader())
-        # `_endless` never ends, so every batch is full.
-        return collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
+            self._samples = self._endless()
+        try:
+            # `_endless` never ends, so every batch is full.
+            samples = list(itertools.islice(self._samples, self.sampler.batch_size))
+        except BaseException:
+            self._samples = None  # a generator ends with its first error, so open the share again
+            raise
+        return collate(samples)
 
-    def _endless(self, worker: int | None) -> Iterator:
-        """Yield the samples of a share again and again.
+    @functools.cached_property
+    def _worker(self) -> int | None:
+        """The number of this loader process; None if there is none."""
+        return _leave_loader()
 
-        Args:
-            worker: the number of this loader process; None if there is none.
-        """
+    def _endless(self) -> Iterator:
+        """Yield the samples of a share again and again."""
+        worker = self._worker
         # Without loader processes, the core itself reads, as one process.
         per_core = max(1, self.workers)
         share = self.sampler.rank * per_core + (worker or 0)

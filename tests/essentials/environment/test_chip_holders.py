@@ -34,6 +34,15 @@ def test_a_process_that_has_ended_has_no_ancestors_and_no_command(tmp_path):
     assert list(chip_holders(Machine(proc=tmp_path / "no proc", dev=tmp_path))) == []
 
 
+def test_a_chip_that_a_process_has_opened_twice_is_yielded_once(dev, tmp_path):
+    files = tmp_path / "proc" / "77" / "fd"
+    files.mkdir(parents=True)
+    for descriptor in ("3", "4"):
+        (files / descriptor).symlink_to(dev / "vfio" / "0")
+    found = list(chip_holders(Machine(proc=tmp_path / "proc", dev=dev)))
+    assert found == [(77, str((dev / "vfio" / "0").resolve()))]
+
+
 def test_a_long_command_is_cut(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cmdline").write_bytes(b"python\0-c\0" + b"x" * 200)

@@ -247,6 +247,25 @@ def test_a_signal_while_the_kernel_reads_does_not_end_the_reading(number):
         os.close(fd)
 
 
+def test_a_bar_that_overwrites_itself_often_is_not_printed_as_long_lines():
+    printed, printing = os.pipe()
+    output = WorkerOutput(printed)
+    lines = []
+    for percent in range(100):
+        os.write(printing, b"\r%3d%% |####    |" % percent * 1000)
+        lines += output.lines()
+    assert not lines
+    os.write(printing, b"\rdone\n")
+    for _ in range(2):
+        os.write(printing, b"x" * 35_000)
+        lines += output.lines()
+    os.close(printing)
+    for _ in range(2):
+        lines += output.lines()
+    output.close()
+    assert (lines[0], "".join(lines[1:])) == ("done", "x" * 70_000)
+
+
 def test_a_signal_while_a_worker_sends_leaves_its_next_messages_whole():
     reading, writing = os.pipe()
     receiver, came = Receiver(reading), []

@@ -102,6 +102,23 @@ def test_a_slice_of_a_large_tensor_costs_its_own_size():
         serialize_call(space["train"], (1,))
 
 
+@pytest.mark.parametrize("signature", ["core, data=large", "core, *, data=large"])
+def test_a_large_default_of_a_function_is_named(signature):
+    space = notebook(large=b"0" * (MOST_BYTES + 1))
+    exec(f"def train({signature}): return data", space)
+    del space["large"]
+    with pytest.raises(InvalidValueError, match="larger than 64 MB") as caught:
+        serialize_call(space["train"], ())
+    assert caught.value.found == "`data`, which train uses: 61 MiB"
+
+
+def test_a_default_that_cannot_travel_is_named():
+    space = notebook(lock=threading.Lock())
+    exec("def inner(first, guard=lock): return guard\ndef train(core): return inner(1)", space)
+    with pytest.raises(SerializationError, match=r"`guard`, which inner uses \(lock\)"):
+        serialize_call(space["train"], ())
+
+
 BINARY_FILE = open(os.devnull, "rb")  # noqa: SIM115
 TEXT_FILE = open(os.devnull)  # noqa: SIM115
 DEEP_LIST = functools.reduce(lambda deep, _: [deep], range(100_000), [])

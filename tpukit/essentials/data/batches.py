@@ -73,7 +73,7 @@ class Batches:
         dataset: the dataset, as it was passed.
         sampler: the `ShardedSampler`, which computes the samples of this core.
         epoch: number of the current epoch; after a whole loop, the number of the next epoch.
-        wait_seconds: seconds that loops have waited for batches. Each run of a session starts at 0.
+        wait_seconds: seconds that loops have waited for batches, from 0 in each run of a session.
         drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
     Raises:
@@ -399,7 +399,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return a batch as the loop gets it; images become a view of shape (B, 3, H, W)."""
+        """Return sent tensors as a loop yields them; images become a view, (B, 3, H, W)."""
         return self._feed.arrange(tensors)
 
 

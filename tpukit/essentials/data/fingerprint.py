@@ -32,7 +32,7 @@ def fingerprint(dataset: object) -> dict[str, object]:
 
     Attributes with an entry per sample get a checksum, whatever their names are: the indices of a
     Subset, labels, targets, tensors, files, the rows of a table. So do lists of class names.
-    Attributes with entries of more than 1 KiB, such as pixels, or with objects get none.
+    Attributes whose entries are objects, or larger than 1 KiB as pixels are, get no checksum.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
@@ -220,7 +220,7 @@ def is_plain(value: object) -> bool:
 
 
 def row_step(size: int, rows: int) -> int:
-    """Return k: if only every k-th row is read, about 4 MiB are read at most.
+    """Return k, chosen so that every k-th row is about 4 MiB of data in all, at most.
 
     Args:
         size: the size of all rows in bytes.

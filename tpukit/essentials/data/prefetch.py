@@ -46,7 +46,7 @@ class _Outcome(NamedTuple):
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
     """Run calls in threads, and yield their results in order.
 
-    Each thread is at most two calls ahead of the loop over the results.
+    Up to two calls per thread are started before the loop asks for their results.
 
     Args:
         calls: functions without arguments.

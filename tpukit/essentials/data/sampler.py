@@ -22,13 +22,13 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 class ShardedSampler:
     """Divide the samples of an epoch among the cores; each gets the same number of batches.
 
-    Shuffled: in step `i`, all cores together get the samples from `i * n` to `(i + 1) * n` of a
-    permutation, where n is `samples_per_step`. The permutation depends only on seed and epoch. So
+    With `shuffle`, all cores together get in step `i` the samples from `i * n` to `(i + 1) * n` of
+    a permutation, where n is `samples_per_step`. The permutation depends on seed and epoch only. So
     two cores with batch size B get in a step the same samples as a single core with 2 B, and an
     epoch can be resumed on another number of cores.
 
-    In order: core 0 has the first part of the samples, core 1 the next, and the padding is at the
-    very end. So `gather(outputs)[:count]` has every sample once, in order.
+    Without `shuffle`, core 0 has the first part of the samples, core 1 the next, and the padding is
+    at the very end. So all outputs of core 0, followed by those of core 1 and so on, are in order.
 
     Attributes:
         count: number of samples in the dataset.

@@ -171,7 +171,7 @@ def refuse_shared(dataset, *, world_size: int, workers: int) -> list:
         name = _class_name(held.value)
         raise InvalidValueError(
             f"the dataset holds {held.kind}, which forked processes cannot share",
-            found=f"{held.path}: a {name}; the dataset is read by {readers}, which are all forks",
+            found=f"{held.path}: a {name}; {readers} read the dataset, each in a forked process",
             fix=_FIXES[held.kind],
         )
     return inside

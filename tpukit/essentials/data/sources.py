@@ -91,7 +91,7 @@ def _kind(source: BatchSource) -> tuple:
 
 
 def reader_ahead(source: BatchSource | None) -> Callable | None:
-    """Return the method `read_ahead` of a source; None without it, or if images are in memory."""
+    """Return a source's method `read_ahead`; None if it has none, or has images in memory."""
     if getattr(source, "in_memory", False):
         return None
     return getattr(source, "read_ahead", None)
@@ -196,11 +196,11 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         raise InvalidTypeError(
             f"a {kind.__name__} makes batches already, but core.batches needs samples, and "
             "makes the batches of each core",
-            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step; "
-            "add shuffle= and drop_last= as in the loader, and steps= if its dataset can only "
-            "be read in order;\n"
-            "the loader's collate_fn is not used: pad with buckets=, and move its other changes "
-            "into the dataset's __getitem__;\n"
+            fix=f"core.batches(loader.dataset, batch_size={size}), where batch_size counts the "
+            "samples per core and step; add shuffle= and drop_last= as in the loader, and steps= "
+            "if the dataset can only be read in order;\n"
+            "the loader's collate_fn is not used: pad with buckets=, and move other changes from "
+            "the collate_fn into the dataset's __getitem__;\n"
             f"{of_sampler}",
         )
 

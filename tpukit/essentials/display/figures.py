@@ -44,14 +44,12 @@ def show_batch(
     Args:
         images: (N, C, H, W) with 1 or 3 channels; a torch tensor of any dtype on any device, or a
             numpy array.
-        labels: (N, L) zeros and ones, whose names are written under the image ("none" if all are
-            0); or (N,) class numbers; or masks, (N, H, W) class numbers, drawn over the images
-            with a colour for each class but 0; or a dict with "labels" and "masks". None for no
-            labels.
-        names: the name of each label: a list in the order of the numbers; a dict from number to
-            name, where a number may be text, as in JSON; a dict from name to number; or a dict from
-            label to words, such as `tpukit.pe.WORDS`, in the order of the labels. None writes
-            numbers.
+        labels: the labels to write under each image, (N, L) zeros and ones ("none" if all are 0) or
+            (N,) class numbers; or the masks to draw over each image, (N, H, W) class numbers, with
+            a colour for each class but 0; or a dict with "labels" and "masks". None for neither.
+        names: the names of the labels: a list in the order of the numbers; or a dict such as
+            {0: "cat"}, {"0": "cat"} or {"cat": 0}; or a dict from label to words in the order of
+            the labels, such as `tpukit.pe.WORDS`. None writes numbers.
         columns: images per row, 20 at most; None for up to four.
         limit: the largest number of images to draw.
         channel: draw only this channel, in grey; None for all. In the CTs of `tpukit.pe`, channel

@@ -57,8 +57,8 @@ class BusyTime:
         The processor time of a process that has ended is not included, so the result can fall.
 
         Linux does not measure waits for a disk, and not every kernel measures waits for a
-        processor. tpukit estimates the waits that are not measured: if a thread waits during a
-        call, the call adds the time since the previous call, but at most half a second.
+        processor. Waits that are not measured are estimated: if a thread is waiting at the time of
+        a call, the result grows by the time since the previous call, but at most by 0.5 seconds.
         """
         sample = self._sample()
         now = time.monotonic()

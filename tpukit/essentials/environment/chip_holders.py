@@ -60,7 +60,7 @@ def chip_nodes(machine: Machine) -> list[Path]:
 
 
 def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
-    """Yield (process id, device node) for every chip that a process holds.
+    """Yield (process id, device node) for every chip that a process holds, each pair once.
 
     Without root rights, processes of other users are not visible.
     """
@@ -68,7 +68,8 @@ def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
     for process in entries(machine.proc):
         if not process.name.isdigit():
             continue
-        for target in open_files(process):
+        # A process may have several file descriptors of one node.
+        for target in dict.fromkeys(open_files(process)):
             folder, _, node = target.rpartition("/")
             if folder in folders and is_chip(node):
                 yield int(process.name), target
@@ -132,8 +133,9 @@ def wait_for_chips(
         machine: the machine; this machine by default.
 
     Raises:
-        DeviceBusyError: an open session of this kernel holds the chips; or `chip` is None, and too
-            few chips are free after `seconds` seconds.
+        DeviceBusyError: an open session of this kernel holds the chips, unless it holds a single
+            chip other than `chip`; or `chip` is None, and too few chips are free after `seconds`
+            seconds.
     """
     # After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla
     # 2.8 ends a process that tries to open a chip twice. So a run tests the chips before it forks.

@@ -200,7 +200,7 @@ def _parts_of(fn: Callable, args: tuple) -> Iterator[tuple[str, object]]:
 
 
 def _captured(function: types.FunctionType) -> dict[str, object]:
-    """Return the variables that cloudpickle sends with a function: its closure and globals."""
+    """Return the values that cloudpickle sends with a function: closure, globals and defaults."""
     captured = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # a name that has no value yet
@@ -209,6 +209,10 @@ def _captured(function: types.FunctionType) -> dict[str, object]:
         for name in _global_names(function.__code__):
             if name in function.__globals__:
                 captured[name] = function.__globals__[name]
+        positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+        # The defaults are those of the last positional arguments.
+        captured |= zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)
+        captured |= function.__kwdefaults__ or {}
     return captured
 
 

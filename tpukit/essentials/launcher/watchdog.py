@@ -42,7 +42,7 @@ class Limits:
             stacks of all cores. A run hangs if no core makes progress and no core keeps a
             processor busy, so a long compilation is no hang. On macOS only progress counts. None
             for no limit. If all unfinished cores wait for a core that has returned, the limit is
-            five seconds.
+            always five seconds.
         heartbeat: seconds between two reports of a worker to the kernel.
 
     Raises:

@@ -88,6 +88,9 @@ class WorkerOutput:
             self._line += part
             lines += self._cut(len(self._line))
         self._line += rest
+        if len(self._line) > _LONGEST_LINE:
+            # Remove the states of a bar that its process has overwritten.
+            del self._line[: max(0, self._line.rstrip(b"\r").rfind(b"\r"))]
         while len(self._line) > _LONGEST_LINE:
             lines += self._cut(_LONGEST_LINE)
         if self.closed and self._line:
