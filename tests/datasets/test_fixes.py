@@ -980,7 +980,7 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
     call = fix.text.replace("...", "next_folder(), progress='off'")
     assert fix.run(call, table=table, values=values, next_folder=next_folder).names == ["label"]
 
-    with fixes("pack_sources: {}= is an argument for {}, and this is {}") as fix:
+    with fixes("pack_sources: {}= is an argument for {}, and the source is {}") as fix:
         quietly(items(), root=".")
     assert fix.text == "leave root= out"
     quietly(items())
