@@ -987,7 +987,7 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
         packed = fix.run(call, images=images, values=series, next_folder=next_folder)
         assert sorted(packed.labels[:, 0].tolist()) == [0, 0, 1, 1]
 
-    with fixes("pack_sources: {}= is an argument for {}, and this is {}") as fix:
+    with fixes("pack_sources: {}= is an argument for {}, and the source is {}") as fix:
         quietly(items(), root=".")
     assert fix.text == "leave root= out"
     quietly(items())

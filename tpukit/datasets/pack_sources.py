@@ -181,8 +181,8 @@ def describe_source(
         if labels is not None or groups is not None:
             raise InvalidValueError(
                 "the labels of a folder are its sub-folders, and a folder has no groups",
-                fix="pass a DataFrame with a path column, "
-                "with labels= and groups= the names of its columns",
+                fix="pass a DataFrame with these columns: "
+                'pack(table, ..., path="path", labels="label", groups="patient")',
             )
         _refuse(columns, "a folder", "path", "root", "image", "masks")
         described = _of_files(os.fspath(source), find_images(source, classes, without=without))
@@ -223,7 +223,7 @@ def _refuse(columns: Columns, kind: str, *names: str) -> None:
         if getattr(columns, name) is not None:
             belongs_to = kinds.get(name, "a table")
             raise InvalidValueError(
-                f"{name}= is an argument for {belongs_to}, and this is {kind}",
+                f"{name}= is an argument for {belongs_to}, and the source is {kind}",
                 fix=f"leave {name}= out",
             )
 
@@ -352,7 +352,7 @@ def _values_of(groups: str, source) -> list:
         return source.column(groups)
     raise InvalidValueError(
         f"groups= of items must be one value for each item, got {groups!r}",
-        fix="groups=list of the values",
+        fix="pass a list with the group of each item: groups=values",
     )
 
 
@@ -372,7 +372,7 @@ def _label_names(items: Items, asked: list | None) -> list[str]:
         raise InvalidValueError(
             f"the items have {items.labels} labels, "
             f"and labels= names {len(names)}: {', '.join(names)}",
-            fix=f"a name for each of the {items.labels}, or none",
+            fix=f"pass {items.labels} names, one per label, or leave labels= out",
         )
     return names
 
@@ -392,7 +392,7 @@ def make_rows(labels, groups):
     if groups is not None and len(groups) != len(labels):
         raise InvalidValueError(
             f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
-            fix="one group per item",
+            fix="pass one group per item",
         )
     rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
     rows["row"] = numpy.arange(len(labels))
