@@ -979,6 +979,13 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
         quietly(table, labels=values)
     call = fix.text.replace("...", "next_folder(), progress='off'")
     assert fix.run(call, table=table, values=values, next_folder=next_folder).names == ["label"]
+    for series in (values, values.rename("kind")):
+        images = [picture(kind) for kind in range(4)]
+        with fixes("pack_sources: labels= must be names of columns, or of parts of ...") as fix:
+            quietly(images, labels=series)
+        call = fix.text.replace("...", "next_folder(), progress='off'")
+        packed = fix.run(call, images=images, values=series, next_folder=next_folder)
+        assert sorted(packed.labels[:, 0].tolist()) == [0, 0, 1, 1]
 
     with fixes("pack_sources: {}= is an argument for {}, and the source is {}") as fix:
         quietly(items(), root=".")

@@ -90,8 +90,10 @@ def test_attention_is_drawn_and_how_much_of_it_lies_on_an_embolus_is_said(tmp_pa
     ]
     assert heights == pytest.approx([1, 1 / 3])
     figure.savefig(tmp_path / "exams.png")
-    with pytest.raises(ValueError, match=r"each of the 20 rows, got \(20,\), from -1"):
+    with pytest.raises(ValueError, match=r"each of the 20 rows, got -1\n"):
         pe.show_exams(table, chances, attention=-weights / 3)
+    with pytest.raises(ValueError, match=r"attention must .* got shape \(0,\)"):
+        pe.show_exams(table, chances, attention=[])
 
 
 def test_what_the_rules_leave_is_a_second_line_beside_what_the_network_says():

@@ -5,16 +5,19 @@ import pytest
 import torch
 from torch import nn
 
+import tpukit
 from tpukit.essentials.launcher.launcher import launch
 from tpukit.profiling.device_report import Report, report
 
 XLA = pytest.mark.xla
 
 
-def of(backend, *, seconds=1000.0, step=None, **rates):
+def of(backend, *, seconds=1000.0, step=None, compiled_before=0.0, **rates):
     """Return a core that has run for so long, with steps that took so long."""
     rates = {"tflops_per_second": None, "mfu": None, "peak_tflops": None, **rates}
-    return SimpleNamespace(backend=backend, seconds=seconds, step_seconds=step, **rates)
+    internal = SimpleNamespace(compiled_before=compiled_before)
+    times = {"seconds": seconds, "step_seconds": step}
+    return SimpleNamespace(backend=backend, internal=internal, **times, **rates)
 
 
 def reported(step, *, backend="xla:cpu", cores=1, steps=14, rank=0, waited=None, **options):
@@ -247,6 +250,26 @@ def test_a_run_that_mostly_compiles_is_named(compiling, state):
     finding = found(report(of(counted(compiling=compiling), seconds=10.0)), "compile time")
     assert (finding.state, bool(finding.fix)) == (state, state == "warning")
     assert f"{compiling:.1f} of 10.0 s went into compiling, {compiling / 10:.0%}" in finding.fact
+
+
+def test_the_compilations_of_an_earlier_run_of_the_session_do_not_count():
+    core = of(counted(compiling=9.0), seconds=10.0, compiled_before=8.0)
+    assert "1.0 of 10.0 s went into compiling" in found(report(core), "compile time").fact
+
+
+@XLA
+def test_a_later_run_of_a_session_that_compiles_nothing_has_no_compile_time():
+    def train(core):
+        model = core.model(nn.Linear(3, 2))
+        fine(core, model, 1).backward()
+        core.backend.sync()
+        return report(core)
+
+    with tpukit.Session(1, "xla:cpu", progress="off") as session:
+        first = session.run(train, progress="off").results[0]
+        later = session.run(report, progress="off").results[0]
+    assert found(first, "compile time")
+    assert "compile time" not in {finding.name for finding in later.findings}
 
 
 def test_what_was_loaded_is_told_as_loaded():

@@ -203,7 +203,10 @@ def _refuse_values(labels, source) -> None:
     fix = f"labels={names}"
     if hasattr(labels, "name"):
         fix = f"labels={names[0]!r}"
-    if not set(names) <= set(there) or names == ["None"]:
+    is_table = hasattr(source, "columns") or isinstance(source, str | os.PathLike)
+    if not is_table:
+        fix = "pack(list(zip(images, values)), ...)"
+    elif not set(names) <= set(there) or names == ["None"]:
         fix = 'pack(table.assign(label=values), ..., labels="label")'
     raise InvalidValueError(
         "labels= must be names of columns, or of parts of the items, got a "

@@ -107,10 +107,12 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
     weights = None
     if attention is not None:
         weights = as_array(attention)
-        if weights.shape != (count,) or not (weights >= 0).all():
+        is_shape_right = weights.shape == (count,)
+        if not is_shape_right or not (weights >= 0).all():
+            given = f"{weights.min():.3g}" if is_shape_right else f"shape {weights.shape}"
             raise InvalidValueError(
-                f"attention must be one number of 0 or more for each of the {count} rows, "
-                f"got {weights.shape}, from {weights.min():.3g}",
+                "attention must have a number of 0 or more for each of the "
+                f"{count} rows, got {given}",
                 fix='pass the attention of an ExamNetwork: exams.to_slices(outputs["attention"])',
             )
     columns = (STUDY, "position", _EMBOLUS)

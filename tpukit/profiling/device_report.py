@@ -20,7 +20,7 @@ _MANY_GRAPHS = 12
 _MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
 _LONG_WAIT = 0.1  # share of a loop's time in which it waits for data
 _FULL = 0.9  # share of the device's memory that is used
-_LONG_COMPILE = 0.5  # share of a process's time in which it compiles
+_LONG_COMPILE = 0.5  # share of a run's time in which its process compiles
 # Share of the time in steps in which the host waits for the device; a smaller share is a warning.
 # Near 0, the device has finished before the next step is recorded, and is idle. If steps are large
 # enough, the host is ahead, and waits in each step.
@@ -151,7 +151,7 @@ def _of_graphs(core: Core, metrics: _Metrics) -> list[Finding]:
         _copies_to_host(core.backend, metrics),
         _copies_to_device(metrics),
         _fallbacks(metrics),
-        *_compile_time(core.backend, core.seconds),
+        *_compile_time(core),
         *_batch_size(core.backend, metrics, core.step_seconds),
     ]
 
@@ -176,10 +176,12 @@ def _compiles(backend, metrics: _Metrics) -> Finding:
     return Finding("compiles", "warning", fact, fix=fix)
 
 
-def _compile_time(backend, seconds: float) -> list[Finding]:
-    _, compiling = backend.compiles()
+def _compile_time(core: Core) -> list[Finding]:
+    _, compiling = core.backend.compiles()
+    compiling -= core.internal.compiled_before
     if not compiling:
         return []
+    seconds = core.seconds
     share = min(1, compiling / seconds)
     fact = f"{compiling:.1f} of {seconds:.1f} s went into compiling, {share:.0%}"
     if compiling <= _LONG_COMPILE * seconds:

@@ -603,7 +603,7 @@ def test_a_session_whose_start_was_interrupted_can_be_made_again(monkeypatch):
             tpukit.Session(1, "cpu", progress="off")
     with opened(1) as session:
         assert session.quietly(lambda core: core.rank).results == [0]
-    assert set(children()) == before
+    assert set(children()) <= before  # a session of another test may end meanwhile
 
 
 def test_the_error_of_a_core_that_is_not_at_its_prompt_names_the_seconds(monkeypatch):

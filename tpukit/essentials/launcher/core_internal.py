@@ -46,6 +46,7 @@ class CoreInternal:
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
         stops_together: True if a session asked all cores to end, and all are at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
+        compiled_before: seconds that the process had compiled when the run began.
         at_boundary: called at each boundary if the core belongs to a session. A boundary is the
             beginning of an outermost step, or of a collective outside of steps. `Core` requires
             the same collectives on every core, so all cores pass the same boundaries in order.
@@ -72,6 +73,7 @@ class CoreInternal:
     def begin_run(self) -> None:
         """Reset the state of a run. A run that raised may have left its state behind."""
         self.began = time.monotonic()
+        _, self.compiled_before = self._core.backend.compiles() or (0, 0.0)
         self.in_fit = False
         self.open_steps = 0
         self.has_met = False
