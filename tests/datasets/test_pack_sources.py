@@ -851,7 +851,8 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
         with pytest.raises(ValueError, match=message):
             call()
     with pytest.raises(
-        TypeError, match=r"must be one whole number, got slice\(0, 3, None\)\n  fix:   .*images.take"
+        TypeError,
+        match=r"must be one whole number, got slice\(0, 3, None\)\n  fix:   .*images.take",
     ):
         records[0:3]
     other = pack(items(shift=1), tmp_path / "other", **QUIET)
