@@ -8,11 +8,13 @@ import os
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
 from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.launcher import serialization
 from tpukit.essentials.launcher.channel import SerializationError
 from tpukit.essentials.launcher.serialization import (
     MOST_BYTES,
@@ -199,3 +201,21 @@ def test_changes_of_installed_packages_are_not_named(folder, tmp_path, monkeypat
     os.utime(installed.__file__, (1, 1))
     assert surroundings.changes() == []
     del sys.modules["installed"]
+
+
+def test_a_module_beside_the_clone_whose_name_begins_like_tpukits_is_not_tpukits(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tpukit_notes.py").write_text("value = 1\n")
+    import tpukit_notes
+
+    # As if the clone were in this folder.
+    clone = str(Path(serialization.__file__).parents[3])
+    libraries = [name.replace(clone, str(tmp_path)) for name in serialization._LIBRARIES]
+    monkeypatch.setattr(serialization, "_LIBRARIES", tuple(libraries))
+    surroundings = Surroundings()
+    os.utime(tpukit_notes.__file__, (1, 1))
+    (modules,) = surroundings.changes()
+    assert modules.startswith("tpukit_notes: the file has changed")
+    del sys.modules["tpukit_notes"]

@@ -33,7 +33,7 @@ from tpukit.essentials.launcher import channel
 from tpukit.essentials.launcher.channel import SerializationError
 
 MOST_BYTES = 64 * 10**6  # the largest size of a call, because every run sends it to every core
-_LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[2]))
+_LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}")
 
 
 class Circumstances(NamedTuple):
