@@ -474,7 +474,7 @@ def test_the_fixes_work_for_folders_of_images_and_masks():
 
     folder_of(Path("busi"), "benign/0.png", "benign/0_mask.png", "malignant/1.png")
     with fixes(
-        "folder_layouts: masks cannot be packed as images of a class: {} has masks of {} ..."
+        "folder_layouts: {} has masks beside {} of its images, and pack would take the ..."
     ) as fix:
         quietly("busi")
     made = written(fix)
@@ -486,7 +486,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
     files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
     folder_of(Path("covid"), *files)
     with fixes(
-        "folder_layouts: masks cannot be packed as images of a class: {} has masks in each class"
+        "folder_layouts: {} has masks in each class, and pack would take them for images ..."
     ) as fix:
         quietly("covid")
     made = written(fix)
@@ -527,7 +527,8 @@ def test_the_fixes_work_for_patients_in_the_place_of_classes():
         quietly("breast")
     made = written(fix)
     assert (made.classes, made.group_names) == (["0", "1"], ["8863", "8864", "8865"])
-    assert len(with_option(fix, fix.text.rpartition("or ")[2], "breast").classes) == 3
+    option = fix.text.rpartition("pack(..., ")[2].removesuffix(")")
+    assert len(with_option(fix, option, "breast").classes) == 3
 
     folder_of(Path("in"), "patient_1/0.png", "patient_2/0.png")
     with fixes(

@@ -108,7 +108,7 @@ def test_sub_folders_that_are_no_classes_are_refused_with_the_line_to_write(tmp_
     folder_of(tmp_path, *files)
     with pytest.raises(
         ValueError,
-        match="would give the classes|like patients|not look like a class|masks cannot|images and masks|named like",
+        match="would give the classes|like patients|not look like a class|would take|images and masks|named like",
     ) as error:
         find_images(tmp_path)
     assert line in error.value.fix
@@ -120,7 +120,7 @@ def packed_by(fix, **names):
     """Run the line of a fix; return the table and the arguments with which it calls `pack`."""
     calls = []
     names |= {"pack": lambda *given, **named: calls.append((*given, named))}
-    lines = re.split("\nor, |; or classes=", fix)[0]
+    lines = re.split("\nor, |; or, |; or classes=", fix)[0]
     lines = lines.removeprefix("to pack the images without the masks: ")
     exec(lines.replace(", ..., ", ", "), names)
     ((table, arguments),) = calls
@@ -185,7 +185,8 @@ def test_the_line_with_all_classes_has_no_files_and_no_hidden_folders(tmp_path):
     files = [f"{name}/{kind}/1.png" for name in classes for kind in "01"]
     fix = refusal_of(tmp_path, files, {"labels.csv": "a,b\n"})
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    named = eval(fix.rpartition("; or classes=")[2], {"os": os, "glob": glob, "folder": tmp_path})
+    named = fix.rpartition("classes=")[2].removesuffix(")")
+    named = eval(named, {"os": os, "glob": glob, "folder": tmp_path})
     assert sorted(named) == sorted(classes)
 
 

@@ -664,7 +664,7 @@ def test_the_share_that_the_message_names_is_enough(tmp_path):
     fill(tmp_path / "a", [5])
     real = str(next((tmp_path / "a").rglob("*.bmp")))
     table = pd.DataFrame({"path": [str(tmp_path / f"{n}.jpg") for n in range(29)] + [real] * 71})
-    with pytest.raises(ValueError, match=r"or damaged=0.29$"):  # 0.29 * 100 is 28.999999999999996
+    with pytest.raises(ValueError, match=r": damaged=0.29$"):  # 0.29 * 100 is 28.999999999999996
         pack(table, tmp_path / "out", damaged="skip", **QUIET)
     assert len(pack(table, tmp_path / "out", damaged=0.29, **QUIET)) == 71
 
@@ -851,7 +851,8 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
         with pytest.raises(ValueError, match=message):
             call()
     with pytest.raises(
-        TypeError, match=r"must be one whole number, got slice\(0, 3, None\)\n  fix:   images.take"
+        TypeError,
+        match=r"must be one whole number, got slice\(0, 3, None\)\n  fix:   .*images.take",
     ):
         records[0:3]
     other = pack(items(shift=1), tmp_path / "other", **QUIET)

@@ -160,7 +160,7 @@ def done(fix: str, to: Path):
 
     cell = {"glob": glob, "os": os, "pandas": pandas, "pack": pack, "to": to}
     fix = fix.removeprefix("to pack the images without the masks: ")
-    *before, call = re.split(r"; or |\n *or, |, one folder", fix)[0].split("; ")
+    *before, call = re.split(r"; or\b|\n *or, |, one folder", fix)[0].split("; ")
     for line in before:
         exec(line, cell)
     return eval(call.replace("...", "to, progress='off'", 1), cell)

@@ -91,7 +91,7 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
     pattern = os.path.join(glob.escape(folder), "*", images[0], "*")
     files = f"files = sorted(glob.glob({pattern!r})); {_parts_of_paths(folder, 'files')}"
     raise InvalidValueError(
-        f"masks cannot be packed as images of a class: {folder} has masks in each class",
+        f"{folder} has masks in each class, and pack would take them for images of the class",
         found=f"each sub-folder contains {_list(common)}",
         fix=f"to pack the images without the masks: {files}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
@@ -131,7 +131,8 @@ def _refuse_people(layout: _Layout) -> None:
             'table = pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
             '"label": [part[1] for part in parts]}); '
             f'pack(table[table.label.isin({sorted(kinds)})], ..., labels="label", '
-            f'groups="patient", classes={sorted(kinds)}); or classes={_all(layout)}',
+            f'groups="patient", classes={sorted(kinds)}); '
+            f"or, if these sub-folders are classes: pack(..., classes={_all(layout)})",
         )
     if len(classes) > 1 and all(_is_person(name) for name in classes):
         raise InvalidValueError(
@@ -395,8 +396,8 @@ def _refuse_masks(layout: _Layout) -> None:
     inside = os.path.splitext(mask)[0][len(os.path.splitext(image)[0]) :]
     classes = layout.classes
     raise InvalidValueError(
-        f"masks cannot be packed as images of a class: {layout.folder} has masks of "
-        f"{len(pairs):,} images in the folders of the classes",
+        f"{layout.folder} has masks beside {len(pairs):,} of its images, and pack would take the "
+        "masks for images of the classes",
         found=f"{image} and {mask}",
         fix=f"to pack the images without the masks: images = [file for file in {_files(layout)} "
         f"if {inside!r} not in os.path.basename(file)]; "

@@ -23,8 +23,8 @@ def name_operations() -> tuple[list[Call], Callable[[], None]]:
     """From now on, give each recorded operation a scope that refers to the call that recorded it.
 
     The scope of an operation in the graph is, for example, "call12": entry 12 of the returned list
-    is the call. In the backward pass, the scope of a module without children begins when autograd
-    reaches the output of the module. It lasts until the scope of another module begins.
+    is the call. In the backward pass, operations refer to the module without children whose output
+    autograd has reached last.
 
     Returns:
         The list of calls, which grows during the run; and a function that ends the naming. Call
