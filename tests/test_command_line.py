@@ -12,6 +12,16 @@ FILES = {
     "train.py": "def train(core):\n    pass\n",
     "empty.py": "",
     "broken.py": "def train(core:\n",
+    "imports.py": "import broken_part\n",
+    "broken_part.py": "def train(core:\n",
+    "other.ipynb": json.dumps(
+        {
+            "cells": [
+                {"cell_type": "code", "source": ["size = 1\n", "def fit(core):\n", "    pass"]}
+            ],
+            "nbformat": 4,
+        }
+    ),
     "old.ipynb": json.dumps({"worksheets": [], "nbformat": 3, "metadata": {}}),
     "list.ipynb": "[1, 2]",
     "text.ipynb": "no JSON {",
@@ -39,6 +49,9 @@ WRONG = {
     "preflight train.py:other": "has no function other",
     "preflight empty.py:train": "define train in empty.py",
     "preflight broken.py:train": "is not valid Python",
+    "preflight imports.py:train": "/broken_part.py is not valid Python",
+    "preflight other.ipynb:train": "found: fit\n  fix:   for example: other.ipynb:fit\n",
+    "preflight other.ipynb:size": "found: fit\n  fix:   for example: other.ipynb:fit\n",
     "preflight none.py:train": "there is no file none.py",
     "preflight no_such_module:train": "there is no module no_such_module",
     "preflight no.such.module:train": "there is no module no.such.module",

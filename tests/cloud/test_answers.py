@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -91,6 +92,12 @@ def test_an_answer_that_the_client_of_storage_did_not_read_has_its_status():
         retried = exceptions.RetryError("Timeout", InvalidResponse(response, "request failed"))
         found = asked(retried)
         assert (found.status, found.may_pass) == (response.status_code, True)
+
+
+def test_without_google_auth_the_error_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(ImportError, match="fix:   `pip install google-auth`"):
+        find_credentials(None, "demo", {})
 
 
 def test_a_credential_that_is_not_accepted_does_not_pass():

@@ -45,6 +45,16 @@ def test_all_that_decides_the_pixels_is_kept_and_packs_other_slices_the_same(mad
     again.check(PackedImages(other.folder, size=16))
 
 
+def test_images_that_are_not_square_keep_height_and_width(made):
+    records = made[1]
+    kept = pe.Preparation.of(PackedImages(records.folder, size=(16, 24)))
+    assert kept.image_size == (16, 24)
+    assert pe.Preparation.read(json.loads(json.dumps(kept.as_dict()))) == kept
+    with pytest.raises(ValueError, match=r"image_size \(16, 24\), here 16\n.* size=\(16, 24\)\)"):
+        kept.check(PackedImages(records.folder, size=16))
+    kept.check(PackedImages(records.folder, size=(16, 24)))  # the fix
+
+
 def test_a_cache_says_what_its_records_say(made, tmp_path):
     records = made[1]
     cache = tpukit.cached_images(records, folder=tmp_path / "cache", size=16, **QUIET)

@@ -99,6 +99,8 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
         name: "FileChangeError: a preflight does not let" in words
         for name, words in said["told"].items()
     } == dict.fromkeys(WAYS, True)
+    # The user's line, also where a package such as NumPy writes.
+    assert {words.split("found: ")[1][:8] for words in said["told"].values()} == {"cell 7:1"}
     assert (user / "kept").read_text() == "mine" or said[
         "shell"
     ] == 0  # a kernel without Landlock lets programs write

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tpukit.essentials.display import TpukitError
+from tpukit.essentials.display import NotInstalledError, TpukitError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _LOGIN = (
@@ -136,9 +136,14 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
 
     Raises:
         CloudError: this machine has no credentials, or the project is unknown.
+        NotInstalledError: google-auth is not installed.
     """
-    import google.auth
-    from google.auth.exceptions import GoogleAuthError
+    try:
+        import google.auth
+        from google.auth.exceptions import GoogleAuthError
+    except ImportError as error:
+        fact = f"requests to Google Cloud need google-auth, which cannot be imported: {error}"
+        raise NotInstalledError(fact, fix="`pip install google-auth`") from error
 
     project = project or environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
     if given is None:

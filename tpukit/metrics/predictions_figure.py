@@ -47,7 +47,7 @@ def show_predictions(
 
     Args:
         images, names, channel: as for `show_batch`.
-        labels: (N, L) zeros and ones, or (N,) class numbers.
+        labels: (N, L) zeros and ones; or, for two or more classes, (N,) class numbers.
         probabilities: (N, L) in [0, 1], not logits.
         limit: the largest number of images to draw; the first ones are drawn.
         top: the largest number of labels per image. The true labels of the image are chosen first,
@@ -174,6 +174,11 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
     count = chances.shape[1]
     # (N,) class numbers become one-hot rows, if all of them are below the number of columns.
     truth = figure_inputs.label_array(labels, len(chances))
+    if truth.ndim == 1 and count == 1:
+        raise InvalidValueError(
+            "(N,) labels are class numbers, but the probabilities are of one yes-or-no label",
+            fix="pass labels[:, None]",
+        )
     if truth.ndim == 1 and truth.max() < count:
         truth = np.eye(count)[truth]  # class 2 of the classes 0, 1, 2 becomes (0, 0, 1)
     if truth.shape != chances.shape:

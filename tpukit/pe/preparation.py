@@ -25,7 +25,8 @@ class Preparation:
 
     Attributes:
         size, window, crop, form, quality: as for `pack_dicom`; the window as (level, width).
-        image_size: height and width in pixels to which the images of the pack are decoded.
+        image_size: the size in pixels to which the images of the pack are decoded: one number for
+            square images, else (height, width).
         orientation: "upright", because `pack_dicom` turns images upright.
         mean, std: the constants of `normalize`, one number per channel.
     """
@@ -35,7 +36,7 @@ class Preparation:
     crop: str | None
     form: str
     quality: int | None
-    image_size: int
+    image_size: int | tuple[int, int]
     orientation: str = _FIXED["orientation"]
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
@@ -64,13 +65,14 @@ class Preparation:
                 "if you passed CachedImages, delete the cache and build it again",
             )
         window = made["window"]
+        height, width, _ = images.shape
         return cls(
             size=made["pixels"],
             window=tuple(window) if window else window,
             crop=made.get("crop"),
             form=made.get("form"),
             quality=made.get("quality"),
-            image_size=images.shape[0],
+            image_size=height if height == width else (height, width),
         )
 
     @classmethod

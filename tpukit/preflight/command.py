@@ -69,8 +69,9 @@ def find_function(name: str) -> Callable:
     defines the function are run.
 
     Raises:
-        ValueError: the function or module does not exist, a .py file is not valid Python, or a cell
-            before the function raises an error. Other errors of a .py file or module pass through.
+        ValueError: the function or module does not exist; a .py file, or one that it imports, is
+            not valid Python; or one of these cells raises an error. Other errors of a .py file or
+            module pass through.
         FileNotFoundError: the file does not exist.
     """
     place, _, function = name.rpartition(":")
@@ -81,15 +82,19 @@ def find_function(name: str) -> Callable:
     found = scope.get(function)
     if not callable(found):
         names = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
-        fix = f"define {function} in {place}"
-        if names:
-            fix = f"for example: {place}:{names[-1]}"
-        raise InvalidValueError(
-            f"{place} has no function {function}",
-            found=", ".join(names[:_MOST_NAMES]) or "it defines no function",
-            fix=fix,
-        )
+        raise _no_function(place, function, names)
     return found
+
+
+def _no_function(place: object, function: str, names: list[str]) -> InvalidValueError:
+    fix = f"define {function} in {place}"
+    if names:
+        fix = f"for example: {place}:{names[-1]}"
+    return InvalidValueError(
+        f"{place} has no function {function}",
+        found=", ".join(names[:_MOST_NAMES]) or "it defines no function",
+        fix=fix,
+    )
 
 
 def _scope(place: str, function: str) -> dict:
@@ -131,7 +136,8 @@ def _scope_of_file(file: Path) -> dict:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         line = (error.text or "").strip()
-        fact = f"{file} is not valid Python: {error.msg}"
+        place = error.filename or file  # another file, if the function's file imports it
+        fact = f"{place} is not valid Python: {error.msg}"
         raise InvalidValueError(fact, found=f"line {error.lineno}: {line}") from error
     return vars(module)
 
@@ -142,6 +148,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
     IPython translates lines with %, %% and ! as in Jupyter.
     """
     shell = _shell()
+    of_ipython = dict(shell.user_ns)  # names that no cell has defined, such as `exit`
     cells = load_notebook(file)["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     texts = [shell.transform_cell(source) for source in sources]
@@ -149,8 +156,9 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
     if len(defining) > 1:
         numbers = ", ".join(map(str, defining))
         print(f"{file.name} defines {function} in code cells {numbers}: the last one is used")
-    last = defining[-1] if defining else 0  # if no cell defines the function, run none
-    for number, text in enumerate(texts[:last], start=1):
+    if not defining:
+        raise _no_function(file, function, _functions_in(texts))
+    for number, text in enumerate(texts[: defining[-1]], start=1):
         try:
             with shell.builtin_trap:  # defines get_ipython and display
                 exec(compile(text, f"{file.name}, code cell {number}", "exec"), shell.user_ns)
@@ -162,7 +170,8 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
                 found=lines[0] if lines else "",
                 fix=f"make the notebook run up to {function}, or {save}",
             ) from error
-    return shell.user_ns
+    names = shell.user_ns
+    return {name: names[name] for name in names if of_ipython.get(name) is not names[name]}
 
 
 def _shell():
@@ -183,14 +192,26 @@ def _shell():
     return shell
 
 
+def _functions_in(texts: list[str]) -> list[str]:
+    """Return the names of the functions that code defines."""
+    names = []
+    for text in texts:
+        names += [node.name for node in _statements(text) if isinstance(node, ast.FunctionDef)]
+    return names
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    """Return the statements of code; none if it is not valid Python."""
+    try:
+        return ast.parse(text).body
+    except SyntaxError:
+        return []
+
+
 def _defines(text: str, function: str) -> bool:
     """Return whether code defines a function, a class or a variable of that name."""
-    try:
-        body = ast.parse(text).body
-    except SyntaxError:
-        return False
     names = set()
-    for node in body:
+    for node in _statements(text):
         names.add(getattr(node, "name", None))
         if isinstance(node, ast.Assign):
             names.update(getattr(target, "id", None) for target in node.targets)

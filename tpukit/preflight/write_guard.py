@@ -49,6 +49,7 @@ _CACHE_VARIABLES = (
     "TORCH_HOME",
     "XDG_CACHE_HOME",
 )
+_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders of installed packages
 _DEVICES = ("/dev", "/proc")  # includes /dev/shm, through which processes communicate
 
 # Numbers of system calls, and of an option of prctl.
@@ -70,9 +71,9 @@ class FileChangeError(TpukitError, PermissionError):
 def guard_files(folder: Path) -> None:
     """From now on, prevent changes of files outside of `folder` by this process.
 
-    Temporary files are written to `folder`. Changes in the user's cache folders are also allowed,
-    for downloaded weights: `~/.cache`, and the folders in `HF_HOME`, `TORCH_HOME` and similar
-    variables. The guard cannot be removed.
+    Temporary files are written to `folder`. Changes in /dev, /proc and the user's cache folders are
+    also allowed. The caches are for downloaded weights: `~/.cache`, and the folders in `HF_HOME`,
+    `TORCH_HOME` and similar variables. Missing caches are made. The guard cannot be removed.
 
     Python's own functions and `torch.save` raise `FileChangeError` with the user's line. Libraries
     in C and other programs get a PermissionError from Linux, if it has Landlock (Linux 5.13).
@@ -140,18 +141,15 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 
 
 def _refusal(path: str) -> FileChangeError:
-    import torch
-
     inside = (
         f"{Path(__file__).parents[1]}{os.sep}",
         f"{Path(os.__file__).parent}{os.sep}",
-        # Without a separator: torchvision and torch_xla are in the same folder as torch.
-        str(Path(torch.__file__).parent),
         "<",  # code without a file
     )
     found = ""
     for frame in traceback.extract_stack():
-        if not frame.filename.startswith(inside):
+        is_installed = not _PACKAGES.isdisjoint(Path(frame.filename).parts)
+        if not is_installed and not frame.filename.startswith(inside):
             found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
     return FileChangeError(
         f"a preflight does not let the function write {path}",

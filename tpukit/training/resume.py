@@ -152,7 +152,11 @@ class RunState:
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Copy the state of every part, and let core 0 write it while training continues."""
+        """Copy the state of every part, and let core 0 write it while training continues.
+
+        Raises:
+            CheckpointError: the previous save failed.
+        """
         if not self.is_kept:
             return
         if self._core.is_main:
@@ -206,6 +210,8 @@ class RunState:
         Raises:
             ValueError: there is a checkpoint although `resume` is False; or the checkpoint belongs
                 to another architecture, optimizer, scheduler or dataset.
+            OSError: the folder has no complete checkpoint, and the backup cannot be read; or a file
+                from the backup cannot be written to the folder.
         """
         if not self.is_kept:
             return None

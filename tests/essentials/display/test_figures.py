@@ -464,9 +464,14 @@ def test_class_numbers_mark_one_label():
         (MULTI_HOT, CHANCES[:, 0], NAMES, r"got \(3,\)\n  fix:   .*probabilities\[:, None\]"),
         (MULTI_HOT[:, :2], CHANCES, NAMES, "of 3 labels, labels have 2 columns"),
         ([0, 1, 5], CHANCES, NAMES, "of 3 labels, labels have class 5"),
+        ([0, 0, 0], CHANCES[:, :1], NAMES[:1], r"fix:   pass labels\[:, None\]"),
+        ([0, 1, 0], CHANCES[:, :1], NAMES[:1], r"fix:   pass labels\[:, None\]"),
         (MULTI_HOT, CHANCES, NAMES[:1], "there are 3 labels and 1 names"),
     ],
-    ids=["logits", "nan", "too few", "one axis", "other labels", "no such class", "other names"],
+    ids=[
+        *("logits", "nan", "too few", "one axis", "other labels", "no such class"),
+        *("one label, all false", "one label", "other names"),
+    ],
 )
 def test_predictions_that_do_not_fit_are_refused(labels, chances, names, message):
     with pytest.raises(ValueError, match=message):
