@@ -49,7 +49,7 @@ def test_a_notebook_is_submitted_listed_read_fetched(
         (["job", "book.ipynb", "-p", "epoch", "3"], "no such parameter: epoch"),
         (["job", "book.ipynb", "-p", "epochs", "three"], "not a Python literal"),
         (["job", "book.ipynb", "--secret", "HF_TOKEN"], "must be NAME=REFERENCE"),
-        (["job", "book.ipynb", "--secret", "HF_TOKEN=hf_abc"], "is not a reference"),
+        (["job", "book.ipynb", "--secret", "HF_TOKEN=hf_abc"], "must say where the target local"),
         (["job", "book.ipynb", "--to", "vertex", "--chip", "v5e-8"], "needs a bucket"),
         (
             ["job", "book.ipynb", "--to", "gcloud", "--chip", "v5e-8", "--bucket", "gs://b-1/runs"],

@@ -178,7 +178,7 @@ WRONG = [
     ([-1], IndexError, f"index -1 is out of range: there are {COUNT:,}"),
     ([2**62], IndexError, "index 4611686018427387904 is out of range"),
     ([0.5], ValueError, r"\(1,\) of float64"),
-    ([True, False], ValueError, r"bool\n  fix:   if this is a mask, numpy.flatnonzero"),
+    ([True, False], ValueError, r"bool\n  fix:   if this is a mask: numpy.flatnonzero"),
     ([[0, 1]], ValueError, r"\(1, 2\) of int64"),
 ]
 

@@ -137,6 +137,21 @@ def test_a_table_that_is_no_table_of_labels_is_refused(folder, change, words):
         pe.read_exams(folder, change(labels(folder)), series="soft", **QUIET)
 
 
+def test_a_row_without_a_patient_is_refused_because_exams_would_share_one(folder):
+    table = labels(folder).assign(patient=["a", None, "b", None])
+    with pytest.raises(ValueError, match="patient is missing in 2 rows of the table"):
+        pe.read_exams(folder, table, series="soft", **QUIET)
+
+
+@pytest.mark.parametrize("name", ["position", "path", "SeriesInstanceUID"])
+def test_a_label_may_not_have_the_name_of_a_column_of_slices(folder, name):
+    table = labels(folder).rename(columns={"embolus": name})
+    with pytest.raises(ValueError, match=f"a label cannot have the name {name}") as error:
+        pe.read_exams(folder, table, series="soft", **QUIET)
+    renamed = eval(error.value.fix, {"labels": table})
+    assert f"{name}_label" in pe.read_exams(folder, renamed, series="soft", **QUIET)
+
+
 def test_a_row_without_an_exam_is_refused_or_left_out(folder, capsys):
     table = pd.concat([labels(folder), pd.DataFrame({"exam": ["scan-99"], "embolus": [1]})])
     with pytest.raises(FileNotFoundError, match="1 of 5 exams are not in"):

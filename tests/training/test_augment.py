@@ -344,7 +344,7 @@ def test_an_empty_batch_stays_empty():
         ({"translate": -0.1}, "translate must be 0 (off) to 0.5, got -0.1"),
         (
             {"scale": 0.1},
-            "to 1.5, or None (off), got 0.1\n  fix:   scale=(0.9, 1.1) is 0.9 to 1.1",
+            "to 1.5, or None (off), got 0.1\n  fix:   for images 0.9 to 1.1 times as large: scale=(0.9, 1.1)",
         ),  # a share
         (
             {"scale": (0.4, 1.1)},

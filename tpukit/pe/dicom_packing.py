@@ -272,6 +272,7 @@ class _Slices:
     workers: int | None
     progress: str | None
     reader = Slices
+    bytes_at_most = staticmethod(bytes_at_most)
 
     @property
     def count(self) -> int:
@@ -296,10 +297,6 @@ class _Slices:
             table=table,
             encoded=self,
         )
-
-    def bytes_at_most(self, plan: dict) -> int:
-        """Return the largest possible number of bytes per slice."""
-        return bytes_at_most(plan)
 
     def sample_bytes(self, plan: dict) -> list[int]:
         """Return the number of bytes of some encoded slices."""

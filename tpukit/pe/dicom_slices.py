@@ -148,14 +148,13 @@ def sample_bytes(root, names: Sequence[str], plan: dict) -> list[int]:
 def _sample_image(files: list[str], number: int, plan: dict):
     from PIL import Image
 
-    size = plan["pixels"]
     if plan["window"] is None:
-        return to_windows(files[number], size, tuple(WINDOWS.values()))
+        return to_windows(files[number], plan["pixels"], tuple(WINDOWS.values()))
     # Names next to each other are usually of one series, but not of adjacent slices. Adjacent
     # slices are a little more similar, so the estimate is rather too high.
-    last = len(files) - 1
-    near = (number, min(number + 1, last), max(number - 1, 0))
-    return Image.merge("RGB", [to_windows(files[each], size, (plan["window"],)) for each in near])
+    near = (number, min(number + 1, len(files) - 1), max(number - 1, 0))
+    planes = [to_windows(files[each], plan["pixels"], (plan["window"],)) for each in near]
+    return Image.merge("RGB", planes)
 
 
 def _encoded(image, quality: int) -> bytes:

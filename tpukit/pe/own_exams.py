@@ -176,7 +176,7 @@ def _read_labels(labels):
             fix='labels.rename(columns={"AccessionNumber": "exam"})',
         )
     key = keys[0]
-    for name in [key, *names]:
+    for name in [name for name in (key, "patient", *names) if name in labels]:
         missing = labels[name].isna()
         if missing.any():
             raise InvalidValueError(
@@ -288,6 +288,11 @@ def _merge(table, labels, key: str):
     noticed = table.attrs
     if "patient" in labels:
         table = table.drop(columns="patient")
+    taken = sorted(set(labels.columns) & set(table.columns) - {key})
+    if taken:
+        fix = f'labels.rename(columns={{"{taken[0]}": "{taken[0]}_label"}})'
+        fact = f"a label cannot have the name {taken[0]}: each table of slices has such a column"
+        raise InvalidValueError(fact, fix=fix)
     table = table.merge(labels, on=key, how="inner")
     table.attrs.update(noticed)
     return table

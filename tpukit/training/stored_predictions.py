@@ -33,7 +33,6 @@ from tpukit.essentials.display import (
 )
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import Core, called_text
-from tpukit.training.fit_options import absolute
 from tpukit.training.prediction import predict
 
 PLAN = "predictions.json"
@@ -89,7 +88,7 @@ def predict_to(
     _refuse_url("folder", folder)
     _refuse_url("backup_dir", backup_dir or "")
     check_count("piece", piece)
-    folder = absolute(folder)
+    folder = Path(folder).expanduser()
     count = len(dataset)
     if not count:
         raise InvalidValueError(
@@ -108,7 +107,7 @@ def predict_to(
         plan["facts"] = _facts(dataset, preprocess, bf16=bf16)
         _begin(folder, plan)
         backup_dir = backup_dir and _restore(
-            absolute(backup_dir), folder, plan=plan, say=core.print
+            Path(backup_dir).expanduser(), folder, plan=plan, say=core.print
         )
         is_found += torch.tensor([(folder / _name(start)).is_file() for start in starts])
     # Only core 0 looks for files, and all cores get its result. If each core looked, some could see
@@ -147,7 +146,7 @@ def read_predictions(folder) -> object:
     import numpy
     import torch
 
-    folder = absolute(folder)
+    folder = Path(folder).expanduser()
     plan = {"count": 0, "piece": 1}
     if (folder / PLAN).is_file():
         plan = json.loads((folder / PLAN).read_text())
