@@ -188,6 +188,36 @@ def test_sigterm_is_not_lost_if_an_interrupt_comes_with_it():
     assert isinstance(ended_by, signals.Terminated)
 
 
+def test_an_interrupt_is_raised_again_after_sigterm_came_while_the_handlers_were_restored(
+    monkeypatch,
+):
+    def end(*_):
+        raise signals.Terminated
+
+    change = signal.signal
+    sent = []
+
+    def changed(number, handler):
+        if number == signal.SIGINT and not sent:
+            sent.append(number)
+            signal.raise_signal(signal.SIGTERM)  # its handler is restored already
+        return change(number, handler)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(signals.Terminated),
+            signals.without_interrupts(),
+        ):
+            patched.setattr(signal, "signal", changed)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def copies(error):
     return [pickle.loads(pickle.dumps(error)), copy.copy(error)]
 

@@ -94,8 +94,17 @@ def without_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    is_open = True
     arrived = []
     before = {}
+
+    def postpone(number: int, frame) -> None:
+        if is_open:
+            arrived.append(number)
+        else:
+            # A handler of another signal may have raised an error before this one was restored.
+            before[number](number, frame)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         handler = signal.getsignal(number)
         if callable(handler):  # SIG_IGN and SIG_DFL raise nothing
@@ -103,9 +112,10 @@ def without_interrupts() -> Iterator[None]:
     try:
         # Inside of `try`, because a signal may arrive between the two calls.
         for number in before:
-            signal.signal(number, lambda number, _: arrived.append(number))
+            signal.signal(number, postpone)
         yield
     finally:
+        is_open = False
         for number, handler in before.items():
             signal.signal(number, handler)
         # SIGTERM first: if its handler raises an error, the interrupt is no longer needed.
