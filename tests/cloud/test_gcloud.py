@@ -161,6 +161,17 @@ ACCOUNT = (
 )
 
 
+def refusal(tmp_path, monkeypatch, message):
+    """Return the error of a gcloud that prints a message and ends with status 1."""
+    program = tmp_path / "gcloud"
+    program.write_text(f"#!/bin/sh\necho {shlex.quote(message)} >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(CloudError) as caught:
+        run_tool(["gcloud", "compute", "tpus", "list"])
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("message", "status", "fix"),
     [
@@ -184,14 +195,9 @@ ACCOUNT = (
 def test_a_refusal_of_gcloud_is_an_error_with_its_words_and_a_fix(
     tmp_path, monkeypatch, message, status, fix
 ):
-    program = tmp_path / "gcloud"
-    program.write_text(f"#!/bin/sh\necho {shlex.quote(message)} >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(CloudError) as caught:
-        run_tool(["gcloud", "compute", "tpus", "list"])
-    assert (caught.value.status, fix in caught.value.fix) == (status, True)
-    assert message in caught.value.found or not message
+    error = refusal(tmp_path, monkeypatch, message)
+    assert (error.status, fix in error.fix) == (status, True)
+    assert message in error.found or not message
 
 
 def test_the_code_of_a_long_error_of_gcloud_counts_and_not_its_end(tmp_path, monkeypatch):
@@ -201,15 +207,10 @@ def test_the_code_of_a_long_error_of_gcloud_counts_and_not_its_end(tmp_path, mon
         f"ERROR: (gcloud.compute.tpus.list) PERMISSION_DENIED: {disabled} {ACCOUNT}",
         *[f"- '@type': type.googleapis.com/google.rpc.Detail{number}" for number in range(20)],
     ]
-    program = tmp_path / "gcloud"
-    program.write_text(f"#!/bin/sh\necho {shlex.quote(chr(10).join(lines))} >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(CloudError) as caught:
-        run_tool(["gcloud", "compute", "tpus", "list"])
-    assert (caught.value.status, caught.value.answered) == (403, True)
-    assert disabled in caught.value.found
-    assert len(caught.value.found) < 500
+    error = refusal(tmp_path, monkeypatch, "\n".join(lines))
+    assert (error.status, error.answered) == (403, True)
+    assert disabled in error.found
+    assert len(error.found) < 500
 
 
 def test_a_tool_that_is_missing_or_hangs_is_an_error_with_a_fix(tmp_path, monkeypatch):
