@@ -439,17 +439,25 @@ def fits(core):
     tpukit.fit(core, model, optimizer, torch.nn.MSELoss(), batches, epochs=100_000)
 
 
-def fits_with_checkpoints(core, folder, epochs):
+def fits_with_checkpoints(core, folder, epochs, loss=torch.nn.functional.mse_loss):
     torch.manual_seed(0)
     points = torch.rand(64, 20)
     dataset = torch.utils.data.TensorDataset(points, points.sum(1, keepdim=True))
     core.state.model = model = core.model(torch.nn.Linear(20, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = core.batches(dataset, batch_size=8, drop_last=True)
-    tpukit.fit(
-        core, model, optimizer, torch.nn.MSELoss(), batches, epochs=epochs, checkpoints=folder
-    )
+    tpukit.fit(core, model, optimizer, loss, batches, epochs=epochs, checkpoints=folder)
     return look_at_weight(core)
+
+
+def fits_with_slow_steps(core, folder, seconds):
+    def loss(predicted, target):
+        time.sleep(seconds)
+        return torch.nn.functional.mse_loss(predicted, target)
+
+    core.log(loss=0)
+    core.flush()
+    fits_with_checkpoints(core, folder, 100_000, loss)
 
 
 def look_at_weight(core):
@@ -531,6 +539,15 @@ def test_an_interrupt_of_fit_saves_a_checkpoint_and_every_core_stops_after_that_
         saved += [leaf.double().sum().item() for leaf in leaves if isinstance(leaf, torch.Tensor)]
     assert first in saved
     session.quietly(make)
+
+
+@pytest.mark.parametrize("seconds", [0.6, 1.5])
+def test_an_interrupt_of_fit_with_slow_steps_saves_a_checkpoint(
+    sessions, tmp_path, capsys, seconds
+):
+    error, _ = interrupted(sessions(), fits_with_slow_steps, tmp_path, seconds)
+    assert "the session goes on" in str(error)
+    assert "saved at step" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fn", [swallows, holds_the_interpreter])
@@ -746,12 +763,12 @@ def test_on_the_simulator_a_step_that_was_left_is_run_and_training_goes_on():
 
 
 def is_behind(core):
-    """Core 1 needs a second for its step, and core 0 waits for it in the graph."""
+    """Core 1 needs two seconds for its step, and core 0 waits for it in the graph."""
     core.log(loss=step(core))
     core.flush()
     if core.rank:
         began = time.monotonic()
-        while time.monotonic() < began + 1:
+        while time.monotonic() < began + 2:
             sum(range(1000))
     while True:
         core.to_host(step(core))
@@ -760,7 +777,7 @@ def is_behind(core):
 @pytest.mark.xla
 @pytest.mark.usefixtures("patient")
 def test_on_the_simulator_a_core_that_is_behind_has_the_time_to_catch_up(monkeypatch):
-    monkeypatch.setattr("tpukit.essentials.launcher.session._RAISE_SECONDS", 0.1)
+    monkeypatch.setattr("tpukit.essentials.launcher.session._RAISE_SECONDS", 0.5)
     with opened(backend="xla") as session:
         session.quietly(make)
         session.quietly(steps)  # compiles

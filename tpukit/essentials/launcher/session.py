@@ -43,6 +43,7 @@ from tpukit.essentials.launcher.launcher import (
 )
 from tpukit.essentials.launcher.signals import (
     SAVE_SECONDS,
+    STEP_SECONDS,
     sigterm_ends_the_run,
     without_interrupts,
 )
@@ -51,9 +52,10 @@ from tpukit.essentials.launcher.watchdog import Limits, refuse_seconds
 from tpukit.essentials.launcher.worker_group import WorkerGroup, session_groups
 
 _PROMPT_SECONDS = 3.0  # for all cores to come back after an exception or an interrupt
-# After so many of these seconds a core that has reached no boundary gets the exception anyway.
+# If no core moves for so long, all get the exception where they are (in `fit`, whose steps may be
+# slow, only after `STEP_SECONDS`). They also get it so long before the time for all is over.
 _RAISE_SECONDS = 1.0
-_ASK_SECONDS = 0.05  # between two requests for the positions of the cores
+_ASK_SECONDS = 0.02  # between two commands LIMIT, which also ask for the cores' positions
 _LOOK_SECONDS = 0.002  # between two reads of the workers' messages
 _NEW = "run the cell that makes the session again: session = tpukit.Session(...)"
 _open: list["Session"] = []
@@ -335,61 +337,72 @@ class _Recovery:
     """Brings all cores of a session back to their prompts, between the same two steps.
 
     1. Each core stops at its next boundary, and reports how many boundaries it has passed.
-    2. Cores with a smaller number run on to the largest number reported, so that every collective
-       that has begun completes.
-    3. When all cores have passed equally many, an exception unwinds the worker functions. `fit`
-       ends its step and saves instead.
+    2. The largest number reported is the limit: the other cores run on to it, so that every
+       collective that has begun completes.
+    3. When all cores wait at the limit, an exception unwinds the worker functions. `fit` runs one
+       more step and saves instead.
 
-    A core that reaches no boundary in time gets the exception at its present line. If another core
-    may wait for it in a graph, which it would do forever then, the core has more time. If a core
-    has already left the run, all other cores get the exception at once, because their next
-    collective would never end. `session_worker` documents boundaries.
+    If no core moves for some time before that, all get the exception at their present lines. If one
+    may wait in a graph for a core that has passed fewer boundaries, which it would do forever then,
+    they have more time. If a core has already left the run, all others get the exception at once,
+    because their next collective would never end. `session_worker` documents boundaries.
     """
 
     def __init__(self, group: WorkerGroup):
         self._group = group
         self._began = time.monotonic()
+        self._limit = 0  # number of boundaries that every core may pass
+        self._reported: list[int] = []  # numbers of boundaries passed
+        self._moved = self._began  # when these numbers last changed
 
     def bring_back(self) -> str:
         """Return why a core has not come back; "" if all are at their prompts."""
-        group = self._group
-        group.send(worker.LIMIT, 0)  # each core stops at its next boundary
-        limit = 0
-        raised: set[int] = set()
-        next_question = 0.0
-        is_last_call = False
+        next_request = 0.0
+        end_command = None  # the last one sent
         while self._away() and self._seconds() < self._limit_seconds():
             time.sleep(_LOOK_SECONDS)
-            if not is_last_call and self._seconds() > self._limit_seconds() - _RAISE_SECONDS:
-                # Send RAISE again: after the first, `fit` only ends its step, and did not manage.
-                is_last_call = True
-                raised.clear()
-            group.read()
-            if any(process.is_gone() for process in group.workers):
+            self._group.read()
+            if any(process.is_gone() for process in self._group.workers):
                 return "a worker process is gone"
-            if time.monotonic() > next_question:
-                next_question = time.monotonic() + _ASK_SECONDS
-                group.send(worker.WHERE)
-            if len(group.places) < len(group.ranks):
-                continue  # some cores have not reported yet
-            furthest = max(place.passed for place in group.places.values())
-            away = self._away()
-            are_together = all(
-                group.is_at(rank, "paused") and group.places[rank].passed == furthest
-                for rank in away
-            )
-            has_one_left = len(away) < len(group.ranks)
-            is_late = self._seconds() > _RAISE_SECONDS and self._may_leave_here()
-            if are_together or has_one_left or is_late or is_last_call:
-                group.send(worker.RAISE, ranks=away - raised)
-                raised |= away
-            elif furthest > limit:
-                # The others run on to it: its collective waits for them.
-                limit = furthest
-                group.send(worker.LIMIT, limit)
-        if not self._away() and not self._may_leave_here():
+            self._take_reports()
+            command = end_command or self._end_command()
+            if self._seconds() > self._limit_seconds() - _RAISE_SECONDS:
+                command = worker.RAISE  # also after END: `fit` did not end its step in time
+            if command != end_command:
+                end_command = command
+                self._group.send(command, ranks=self._away())
+            elif command is None and time.monotonic() > next_request:
+                next_request = time.monotonic() + _ASK_SECONDS
+                self._group.send(worker.LIMIT, self._limit)
+        places = self._group.places.values()
+        are_level = len({place.passed for place in places}) == 1
+        if not self._away() and not (are_level or all(place.is_clean for place in places)):
             return "the cores stopped at different steps, so a collective may be half done"
         return self._why_not(self._limit_seconds())
+
+    def _take_reports(self) -> None:
+        reported = [place.passed for place in self._group.places.values()]
+        if reported != self._reported:
+            self._reported = reported
+            self._moved = time.monotonic()
+            self._limit = max([self._limit, *reported])
+
+    def _end_command(self) -> bytes | None:
+        """Return the command that ends the worker functions; None while it is too early."""
+        group = self._group
+        if len(group.places) < len(group.ranks):
+            return None  # some cores have not reported yet
+        if len(self._away()) < len(group.ranks):
+            return worker.RAISE
+        places = group.places.values()
+        # Only at the limit is a report certain: below it, a core may have run on since.
+        are_at_limit = all(place.passed == self._limit for place in places)
+        if are_at_limit and all(place.place == "paused" for place in places):
+            return worker.END
+        may_leave_here = are_at_limit or all(place.is_clean for place in places)
+        patience = STEP_SECONDS if group.core_0_saves else _RAISE_SECONDS
+        is_late = time.monotonic() - self._moved > patience
+        return worker.RAISE if is_late and may_leave_here else None
 
     def wait_for_prompts(self) -> str:
         """Wait for the prompts of cores that have returned; return as `bring_back`."""
@@ -407,12 +420,6 @@ class _Recovery:
     def _away(self) -> set[int]:
         """Return the cores that are not at their prompts."""
         return {rank for rank in self._group.ranks if not self._group.is_at(rank, "prompt")}
-
-    def _may_leave_here(self) -> bool:
-        """Return whether no core waits in a graph for a core that has passed fewer boundaries."""
-        places = self._group.places.values()
-        are_level = len({place.passed for place in places}) == 1
-        return are_level or all(place.is_clean for place in places)
 
     def _limit_seconds(self) -> float:
         return SAVE_SECONDS if self._group.core_0_saves else _PROMPT_SECONDS

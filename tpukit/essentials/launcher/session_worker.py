@@ -2,10 +2,12 @@
 
     command    command thread                    thread of the core
     RUN 3      puts 3 into a queue               runs function 3, sends its result
-    WHERE      reports "running", 41 passed      passes boundary 42
-    LIMIT 45   sets the limit                    waits at boundary 46, reports "paused"
+    LIMIT 45   sets the limit, reports           waits at boundary 46, reports "paused"
+               "running", 41 passed
     RAISE      interrupts the function           RunStopped unwinds the function
                                                  cleans up, reports "prompt"
+    END        as RAISE; but a function that     `fit` runs a step, saves, and returns
+               ends between steps runs on
 
 A boundary is the beginning of a step, or of a collective outside of steps. All cores pass the same
 boundaries in the same order, so the number of boundaries passed is a common clock. With it the
@@ -52,6 +54,7 @@ class StoppingPoint:
 
     Attributes:
         passed: number of boundaries that the core has passed in this run.
+        arrived: number of boundaries that the core has passed, or is about to pass.
         limit: number of boundaries that the core may pass; the command thread sets this number.
         is_paused: whether the core waits at a boundary.
     """
@@ -63,23 +66,26 @@ class StoppingPoint:
     def begin_run(self) -> None:
         """Count from 0 again, without a limit."""
         self.passed = 0
+        self.arrived = 0
         self.limit = math.inf
         self.is_paused = False
 
     def cross(self) -> None:
         """Pass a boundary; wait while the limit is reached."""
         # No lock, because every step comes here, and because an exception that the command thread
-        # raises in this one could leave it locked. If the limit is set just after the comparison,
-        # the core stops at its next boundary.
-        if self.passed >= self.limit:
+        # raises in this one could leave it locked. Instead the core changes `arrived` and then
+        # reads the limit, and the command thread sets the limit and then reads `arrived`. So
+        # a report never hides that the core is past a boundary.
+        self.arrived = self.passed + 1
+        if self.arrived > self.limit:
             try:
                 self.is_paused = True
                 self._report()
-                while self.passed >= self.limit:
+                while self.arrived > self.limit:
                     time.sleep(_POLL_SECONDS)
             finally:
                 self.is_paused = False
-        self.passed += 1
+        self.passed = self.arrived
 
 
 class _SessionCore:
@@ -225,22 +231,13 @@ class _SessionCore:
             case worker.LIMIT:
                 self._point.limit = number
                 self._report()
-            case worker.WHERE:
-                self._report()
-            case worker.RAISE:
-                self._end_run()
-
-    def _end_run(self) -> None:
-        """Let a `fit` that is paused at a boundary save and end; else interrupt the function."""
-        internal = self._core.internal
-        # `fit` gets this request once. If it has not ended at the second RAISE, it is interrupted.
-        if internal.ends_between_steps and self._point.is_paused and not internal.stops_together:
-            internal.stops_together = True
-            internal.end_requested = True
-            self._point.limit = math.inf
-            return
-        self._is_stopped = True
-        self._interrupt()
+            case worker.END if self._core.internal.ends_between_steps:
+                self._core.internal.stops_together = True
+                self._core.internal.end_requested = True
+                self._point.limit = math.inf
+            case worker.END | worker.RAISE:
+                self._is_stopped = True
+                self._interrupt()
 
     def _interrupt(self) -> None:
         if self._is_main_thread:
@@ -261,10 +258,11 @@ class _SessionCore:
         is_clean = core.backend.can_reopen and not torch.distributed.is_initialized()
         numbers = self._shared_numbers
         with self._reporting:  # both threads report, and an older report must not arrive last
-            place = "paused" if self._point.is_paused else "running"
-            if self._is_at_prompt:
-                place = "prompt"
-            at = messages.At(core.rank, self._run, place, self._point.passed, is_clean, numbers)
+            place, passed = "running", self._point.arrived
+            if self._point.is_paused or self._is_at_prompt:
+                place = "prompt" if self._is_at_prompt else "paused"
+                passed = self._point.passed
+            at = messages.At(core.rank, self._run, place, passed, is_clean, numbers)
             core.internal.send(at)
 
 

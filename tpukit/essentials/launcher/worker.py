@@ -56,8 +56,8 @@ GO = b"g"  # exit as soon as the work is done
 STOP = b"e"  # exit now, with all child processes
 # Commands of a session.
 RUN = b"r"  # run the function of this number
-WHERE = b"w"  # report the position of the core, as `messages.At`
-LIMIT = b"l"  # pass this number of boundaries in all, and wait at the next
+LIMIT = b"l"  # pass this number of boundaries in all, wait at the next; report as `messages.At`
+END = b"d"  # as RAISE, but `fit` may end its step and save; all cores wait at the limit
 RAISE = b"x"  # leave the worker function by an exception
 
 
