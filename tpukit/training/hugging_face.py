@@ -4,9 +4,8 @@
 datasets 3 to 5, only the private attributes that this module reads tell a part from the whole.
 """
 
+import os
 import zlib
-
-from tpukit.essentials.data.fingerprint import is_plain
 
 
 def nodes_of(stream: object) -> int:
@@ -39,4 +38,5 @@ def _text(shard: object) -> str:
     if hasattr(shard, "with_format"):  # a Dataset, whose first row is read without decoding it
         first = shard.with_format("arrow")[:1].to_pylist()
         return f"{len(shard)} rows with checksum {zlib.crc32(repr(first).encode())}"
-    return str(shard) if is_plain(shard) else ""
+    is_plain = isinstance(shard, str | int | float | os.PathLike)
+    return str(shard) if is_plain else ""
