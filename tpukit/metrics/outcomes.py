@@ -135,7 +135,7 @@ def hardest_mistakes(
 
     words = outcomes(labels, probabilities, threshold=threshold)
     # A miss with probability 0.1 has the error 0.9, and so has a false alarm with 0.9.
-    errors = np.abs(as_array(labels) - as_array(probabilities)).ravel()
+    errors = np.abs(as_array(labels).ravel() - as_array(probabilities).ravel())
     wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
     wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
     if groups is not None:
