@@ -28,7 +28,7 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
-        probabilities: the same shape as `labels`; any scores without nan, because only their order
+        probabilities: (N,) or (N, 1); any scores without nan, because only their order
             counts.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
 
@@ -53,7 +53,7 @@ def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) 
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
-        probabilities: the same shape as `labels`; in [0, 1], not logits.
+        probabilities: (N,) or (N, 1); in [0, 1], not logits.
         threshold: in [0, 1].
 
     Raises:

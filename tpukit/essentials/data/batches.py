@@ -57,8 +57,8 @@ class Batches:
             then random, also without `shuffle`.
         drop_last: leave out the last samples if they do not fill a step; otherwise padding repeats
             some samples.
-        mask: add to each batch a (batch_size,) bool tensor, False for padding: as the item "mask" of
-            a dict, otherwise as the last item of a tuple.
+        mask: add to each batch a (batch_size,) bool tensor, False for padding. It is the item
+            "mask" of a dict, otherwise the last item of a tuple.
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         seed: the seed of the order, and of the random numbers of each batch; 0 or more.
         workers: number of loader processes. If a source decodes JPEG images, None means one less
