@@ -301,8 +301,8 @@ class Backup:
             if _BEST in names:
                 self._take_best(checkpoints.folder / _BEST)
 
-        # best.pt belongs to the checkpoint, so it comes only if the checkpoint is complete. It comes
-        # first: after an interrupt between the two, the next start takes both again.
+        # best.pt belongs to the checkpoint, so it is copied only if the checkpoint is complete. It
+        # comes first: after an interrupt between the two, the next start takes both again.
         for name in sorted(newer, key=newer.get, reverse=True):
             if checkpoints.receive(name, self._pieces(name), before_rename=take_best):
                 self._copied = name
