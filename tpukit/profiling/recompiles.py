@@ -87,7 +87,7 @@ class RecompileMonitor:
 
     def expect(self) -> None:
         """Expect a compilation in the next step, so that `end_step` does not report it."""
-        self._settled = self._steps + 1
+        self._settled = max(self._settled, self._steps + 1)
 
     def start_step(self, batch: object) -> None:
         """Begin a step.
