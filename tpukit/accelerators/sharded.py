@@ -168,7 +168,7 @@ class ShardedTpu(Tpu):
         return (shape[0] // self.chips, *shape[1:])
 
     def to_device(self, tensors: list) -> list:
-        """Send the tensors of a batch; each chip gets only its part of each tensor."""
+        """Send the tensors of a batch; each chip gets its part of each tensor, see `part_of`."""
         import torch_xla
         import torch_xla.distributed.spmd as xs
 
