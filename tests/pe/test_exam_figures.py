@@ -127,3 +127,5 @@ def test_logits_and_numbers_that_are_none_are_no_probabilities(values):
     )
     with pytest.raises(ValueError, match="probabilities|nan"):
         pe.show_exams(table, values)
+    with pytest.raises(ValueError, match="probabilities|nan"):
+        pe.show_exams(table, [0.3, 0.5], consistent=values)

@@ -64,7 +64,7 @@ class ShardedTpu(Tpu):
         torch.nn.modules.module.register_module_forward_hook(self._keep_batch_sharded)
 
     def place(self, tensors: list) -> list:
-        """Mark each tensor as sharded over the chips, or as whole, before it is sent to the chips.
+        """Mark each XLA tensor as sharded over the chips, or as whole, before it is sent to them.
 
         Returns:
             the large tensors that cannot be sharded, because the number of chips divides none of

@@ -36,7 +36,7 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
         model: a network with one output per label of `LABELS`, such as `resnet34()`; call
             `class_activation` in the worker function.
         label: a member of `LABELS`.
-        layer: the name of a module of the network.
+        layer: the name of a module of the network whose output is (N, C, h, w).
 
     Returns:
         A torch.nn.Module. Its input is (N, 3, H, W) float32, as `normalize` returns it; its output

@@ -106,7 +106,6 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
     count = len(labels)
     if not count:
         raise InvalidValueError("the table of show_exams has no rows", fix="pass at least one exam")
-    check_probabilities(as_array(probabilities))
     weights = None
     if attention is not None:
         weights = as_array(attention)
@@ -130,6 +129,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
                 f"show_exams needs one probability for each of the {count} rows, got {shape}",
                 fix="pass the image label's probabilities of all rows: probabilities[:, 0]",
             )
+        check_probabilities(values)
     check_yes_or_no(labels, [_EMBOLUS])
     table = labels.assign(
         probability=given,
