@@ -15,6 +15,7 @@ every core.
 import contextlib
 import functools
 import itertools
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -35,7 +36,13 @@ from tpukit.essentials.data import (
     seeded_in_turn,
     send_nested,
 )
-from tpukit.essentials.display import InvalidTypeError, InvalidValueError, check_count
+from tpukit.essentials.display import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_count,
+    first_few,
+)
+from tpukit.training.hugging_face import nodes_of, shards_of
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,20 @@ class StreamBatches(Batches):
             in_turn=shares_process,
             numbers=numbers,
         )
+
+    def facts(self) -> dict[str, object]:
+        """Return the layout and the shards of a Hugging Face stream, without reading a sample.
+
+        Both must be equal on all cores, because each core uses only its share of the stream.
+        """
+        if self._facts is None:
+            self._facts = {}
+            shards = shards_of(self.dataset)
+            if shards:
+                checksum = zlib.crc32(repr(shards).encode())
+                words = f"{len(shards)} with checksum {checksum}: {first_few(shards, 2)}"
+                self._facts = {"shards of the whole stream": words}
+        return super().facts()
 
     def state_dict(self) -> dict:
         """Return the epoch, the number of its steps done, and the seed."""
@@ -366,12 +387,11 @@ def _check(dataset: object, steps: int) -> None:
             "urls[share::shares], nodesplitter=None, workersplitter=None)..., "
             "steps=..., batch_size=...)",
         )
-    # `split_dataset_by_node` of Hugging Face's datasets (4.x) sets this attribute.
-    divided = getattr(dataset, "_distributed", None)
-    if getattr(divided, "world_size", 1) > 1:
+    nodes = nodes_of(dataset)
+    if nodes > 1:
         raise InvalidValueError(
             "the stream is a core's share already, and core.batches would divide it once more",
-            found=f"split_dataset_by_node with world_size={divided.world_size}",
+            found=f"split_dataset_by_node with world_size={nodes}",
             fix="core.batches(stream, ...) with the whole stream; "
             "or a function that opens a share: "
             "core.batches(lambda share, shares: split_dataset_by_node(stream, share, shares), ...)",
