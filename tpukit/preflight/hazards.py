@@ -159,7 +159,7 @@ def _dynamic(programs: Sequence[Program]) -> list[Finding]:
             dynamic.append(operation.op_type or operation.opcode)
     if not dynamic:
         return []
-    names = ", ".join(dict.fromkeys(dynamic[:_MOST_NAMES]))
+    names = ", ".join(list(dict.fromkeys(dynamic))[:_MOST_NAMES])
     cost = "the largest possible size is computed, and reading the true size cuts the graph"
     fact = f"shapes that depend on values: {names}; {cost}"
     fix = "torch.where and masks in place of nonzero and x[mask]"

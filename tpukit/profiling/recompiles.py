@@ -40,7 +40,7 @@ _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 class RecompileMonitor:
     """Find the steps that were compiled again, and the change that caused the compilation.
 
-    On a CPU and on CUDA, the monitor does nothing, because nothing is compiled there.
+    Without torch_xla, the monitor does nothing: graphs of `torch.compile` are not watched.
 
     At first, the monitor compares only the shapes of the batches, in 10 microseconds per step
     (measured). After a compilation with another cause, it computes a hash of the graph of every
@@ -87,7 +87,7 @@ class RecompileMonitor:
 
     def expect(self) -> None:
         """Expect a compilation in the next step, so that `end_step` does not report it."""
-        self._settled = self._steps + 1
+        self._settled = max(self._settled, self._steps + 1)
 
     def start_step(self, batch: object) -> None:
         """Begin a step.

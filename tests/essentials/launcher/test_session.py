@@ -23,7 +23,7 @@ from helpers.waiting import interrupt_when, wait_until
 import tpukit
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.environment import DeviceBusyError, open_sessions, wait_for_chips
-from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError
+from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError, worker
 from tpukit.essentials.launcher.session import _Recovery
 from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
 
@@ -226,6 +226,16 @@ def test_settings_of_torch_that_a_run_changes_change_no_later_run(sessions):
     session.quietly(changes_settings_of_torch)
     found = session.quietly(settings_of_torch)
     assert found.results == [(True, torch.float32, "cpu", False)] * 2
+
+
+def test_runs_begin_with_the_notebooks_choice_to_warn_of_nondeterminism_only():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with opened(cores=1) as session:
+            found = session.quietly(lambda core: torch.get_deterministic_debug_mode())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found.results == [1]
 
 
 class Slow(torch.utils.data.Dataset):
@@ -541,6 +551,23 @@ def test_an_interrupt_of_fit_saves_a_checkpoint_and_every_core_stops_after_that_
     session.quietly(make)
 
 
+def test_an_interrupt_while_the_run_is_sent_reaches_all_cores(sessions, monkeypatch):
+    session = sessions()
+    first = session._group.workers[0]
+    send = first.command
+
+    def send_and_interrupt(command, number=0):
+        send(command, number)
+        if command == worker.RUN:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(first, "command", send_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.quietly(sleeps)
+    assert session.quietly(lambda core: core.rank, timeout=20).results == [0, 1]
+
+
 @pytest.mark.parametrize("seconds", [0.6, 1.5])
 def test_an_interrupt_of_fit_with_slow_steps_saves_a_checkpoint(
     sessions, tmp_path, capsys, seconds
@@ -639,6 +666,19 @@ def test_an_idle_session_gives_its_chips_back(capsys):
         with pytest.raises(SessionEndedError, match="no run"):
             session.run(look)
     assert children() == []
+
+
+def test_an_interrupt_of_close_leaves_no_thread_that_waits_for_idle_time(monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with opened(cores=1, idle=600) as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(session, "_resources", SimpleNamespace(close=interrupt))
+            with pytest.raises(KeyboardInterrupt):
+                session.close()
+        session._resources.close()
+    assert session._closed.is_set()
 
 
 def test_a_session_is_made_in_the_main_thread():

@@ -32,7 +32,7 @@ class GradientAverage:
         self._names_of = names_of  # returns the names of parameters
         self._say = say  # prints a line for the user
         # Per optimizer: {flags of the parameters with a gradient on this core: flags of those with
-        # a gradient on any core}, so that a pattern that came before needs no reading.
+        # a gradient on any core}, so that on a TPU a pattern that came before needs no reading.
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:

@@ -26,7 +26,8 @@ class RandomNumbers:
 
     Attributes:
         seeded: how often the worker function has seeded the generators.
-        fits: number of calls of `fit` in this launch, so that a second call draws new numbers.
+        fits: number of calls of `fit` in this launch or session, so that a second call draws new
+            numbers.
     """
 
     def __init__(self, core):
@@ -116,7 +117,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the state of the host's generators after the block."""
+        """Restore the state of the host's generators after the block, unless cores share them."""
         shared = self._shared
         keeping = random_states_restored() if self._can_restore else contextlib.nullcontext()
         with keeping:

@@ -124,7 +124,7 @@ class _SessionCore:
         self._worker.on_command.append(self._obey)
         self._core.internal.send(messages.Result(self._core.rank, None))  # of run 0, the start
         self._wait_at_prompt()
-        (memory,) = (cores.memory for cores in self._worker.cores if cores.core is self._core)
+        (memory,) = (each.memory for each in self._worker.cores if each.core is self._core)
         while True:
             self._begin_run(self._runs.get(), memory)
             has_returned = worker.run_function(self._core, memory, self._call)
@@ -274,7 +274,7 @@ def _torch_settings() -> list[tuple[Callable, object]]:
         (torch.set_grad_enabled, torch.is_grad_enabled()),
         (torch.set_default_dtype, torch.get_default_dtype()),
         (_set_default_device, torch.empty(0).device),
-        (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()),
+        (torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()),
     ]
 
 
