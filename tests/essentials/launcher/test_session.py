@@ -709,6 +709,16 @@ def test_a_run_within_a_run_is_refused(sessions):
     assert "one function at a time" in errors[0]
 
 
+def test_a_session_is_not_closed_within_its_run(sessions, capsys):
+    session = sessions()
+    run = session.quietly(
+        lambda core: core.log(loss=1), loggers=lambda row: session.close(), timeout=20
+    )
+    assert run.results == [None, None]
+    assert "session.close() after the run" in capsys.readouterr().out
+    assert session.quietly(lambda core: core.rank).results == [0, 1]
+
+
 def test_a_launch_beside_a_session_keeps_none_of_its_pipes(sessions):
     session = sessions()
     mine = {
