@@ -285,6 +285,30 @@ def test_cores_that_drew_unequally_begin_anew(capsys):
     assert before[0] == before[1] != after[0] == after[1]
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        lambda core: core.seed(1),
+        lambda core: core.same_seed(1),
+        lambda core: core.is_main and core.seed(1),
+    ],
+)
+def test_a_run_that_seeds_the_cores_changes_no_later_run(sessions, seeds):
+    def draw(core):
+        outside = torch.rand(1).item()
+        with core.step():
+            inside = torch.rand(1).item()
+        return outside, inside
+
+    session = sessions()
+    before = session.quietly(draw).results
+    session.quietly(seeds)
+    after = session.quietly(draw).results
+    for (first, mine), (other, theirs) in (before, after):
+        assert first == other
+        assert mine != theirs
+
+
 def test_a_model_that_was_deleted_is_gone_though_its_optimizer_was_followed(sessions):
     session = sessions()
 

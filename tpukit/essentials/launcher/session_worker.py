@@ -135,6 +135,7 @@ class _SessionCore:
     def _wait_at_prompt(self) -> None:
         internal = self._core.internal
         internal.agreement.end_run()
+        internal.numbers.end_run(self._run)
         self._shared_numbers = internal.numbers.checksum()
         self._is_at_prompt = True
         if all(core._is_at_prompt for core in _cores):
