@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import time
 import weakref
 from types import SimpleNamespace
 
+import cloudpickle
 import pytest
 import torch
 from helpers.kernels import Kernel, is_alive
@@ -203,6 +206,33 @@ def test_the_workers_follow_the_folder_and_name_the_variables_that_they_do_not_f
     session.quietly(work)
     assert capsys.readouterr().out == ""
     del sys.modules["later"]
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new session", "by value"])
+def test_after_the_fix_of_a_changed_module_the_workers_use_the_new_code(
+    tmp_path, monkeypatch, capsys, is_new
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "edited_" + ("once" if is_new else "twice")
+    file = tmp_path / f"{name}.py"
+    file.write_text("def work(core): return 1\n")
+    module = importlib.import_module(name)
+    with opened(1) as session:
+        assert session.quietly(module.work).results == [1]
+        file.write_text("def work(core): return 22\n")
+        os.utime(file, (1, 1))
+        assert session.quietly(module.work).results == [1]
+        reload, register = re.findall(r"call (\S+\))", capsys.readouterr().out)[-2:]
+        scope = {"importlib": importlib, "cloudpickle": cloudpickle, name: module}
+        exec(reload, scope)
+        if not is_new:
+            exec(register, scope)
+            assert session.quietly(module.work).results == [22]
+            cloudpickle.unregister_pickle_by_value(module)
+    if is_new:
+        with opened(1) as session:
+            assert session.quietly(module.work).results == [22]
+    del sys.modules[name]
 
 
 def changes_settings_of_torch(core):
