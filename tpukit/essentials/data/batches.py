@@ -208,7 +208,6 @@ class Batches:
         """Yield the batches of the next epoch on the device, without calling `arrange`."""
         if not self._resumed:
             self.end_epoch()  # after a `break`, the previous loop has not ended its epoch
-        self._resumed = False
         self.identity()  # before the first sample is read, because reading may fill caches
         if self.sampler.world_size > 1:
             self.facts()
@@ -221,6 +220,7 @@ class Batches:
             self.wait_seconds += time.perf_counter() - began
             # Before the loop's body, so that `state_dict` in the body counts this batch.
             self._done += self.samples_per_step
+            self._resumed = False  # only now, so that a loop whose first batch fails can run again
             self._received(sent.tensors)
             yield sent
             # If the loop has released the batch, too, its buffer is free for the next batch, while
