@@ -78,7 +78,7 @@ class Batches:
         sampler: the `ShardedSampler`, which computes the samples of this core.
         epoch: number of the current epoch; after a whole loop, the number of the next epoch.
         wait_seconds: seconds that loops have waited for batches, from 0 in each run of a session.
-        drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
+        requested_at: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
     Raises:
         InvalidTypeError: the dataset is a DataLoader, or can only be read in order; or an argument
@@ -164,7 +164,7 @@ class Batches:
             )
         self.epoch = 0
         self.wait_seconds = 0.0
-        self.drawn = 0.0
+        self.requested_at = 0.0
         self._facts: dict[str, object] | None = None
         self._identity: dict[str, object] | None = None
         self._done = 0  # samples of this epoch that the loops of all cores have received
@@ -215,7 +215,7 @@ class Batches:
         batches = self._feed.epoch(plan)
         for _ in plan.samples:
             began = time.perf_counter()
-            self.drawn = began
+            self.requested_at = began
             sent = next(batches)
             self.wait_seconds += time.perf_counter() - began
             # Before the loop's body, so that `state_dict` in the body counts this batch.
