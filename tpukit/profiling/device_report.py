@@ -170,8 +170,8 @@ def _compiles(backend, metrics: _Metrics) -> Finding:
     fact += ": a training and its evaluation need about four"
     fix = (
         "the same shape for every batch (`core.batches`, or `drop_last=True`), no exponent or "
-        "index in Python that changes, no `if` on a tensor; `tpukit.fit` reports which step compiled "
-        "again, and why"
+        "index in Python that changes, no `if` on a tensor; `tpukit.fit` reports which step "
+        "compiled again, and why"
     )
     return Finding("compiles", "warning", fact, fix=fix)
 
