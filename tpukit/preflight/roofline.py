@@ -138,7 +138,7 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     if not found.compiled:
         raise InvalidValueError(
             "a step that does not fit has no roofline, because it was not compiled",
-            fix="use a smaller batch; `tpukit.preflight.largest_batch` finds the largest that fits",
+            fix="use a smaller batch; `tpukit.preflight.largest_batch` finds one that fits",
         )
     drawn = points(found)
     whole = Point(

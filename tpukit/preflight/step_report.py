@@ -432,7 +432,7 @@ class Preflight(Findings):
             unit = "of the run"
         fitting = int(samples * limit / self.hbm_bytes) // _BATCH_MULTIPLE * _BATCH_MULTIPLE
         size = f"fewer than {fitting:,} samples {unit}" if fitting else "a smaller batch"
-        return f"{size} (`tpukit.preflight.largest_batch` finds it exactly)"
+        return f"{size} (`tpukit.preflight.largest_batch` searches for one)"
 
     def _time(self) -> str:
         milliseconds = self.seconds * 1e3
