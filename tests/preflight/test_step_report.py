@@ -252,6 +252,15 @@ def test_a_function_without_an_optimizer_is_told():
     assert "no optimizer stepped" in hazards(workers.largest_of_int64)["optimizer"]
 
 
+def test_a_program_without_estimated_cycles_is_reported_too():
+    program = Compiled(CHIP, "0.0.17", 1.0, 8, 8, 0, 0, 8, 0.0, 8.0, b"")
+    program.__dict__["program"] = Program({0: ()}, entry=0)
+    recording = Recording((Graph(b"", b""),), is_steady=False, has_optimizer=False)
+    text = str(Preflight(CHIP, recording, (program,)))
+    assert "0 cycles, 0.00 ms" in text
+    assert "no optimizer stepped in the run" in text
+
+
 def test_operations_of_one_name_do_not_hide_others_with_dynamic_shapes():
     array = Array("f32", (4,), is_dynamic=True)
     names = ["aten::nonzero"] * 3 + ["aten::unique"]
