@@ -124,8 +124,8 @@ def submit(
 
     The notebook runs from top to bottom in a new kernel, in a working directory with the files of
     `files`. Every few seconds, the job copies new and changed files of this directory into its
-    folder in `bucket`. If the platform starts the job again, the copies are restored, and
-    `fit(..., checkpoints="run")` continues from its checkpoints.
+    folder in `bucket`, but no links. If the platform starts the job again, the copies are restored,
+    and `fit(..., checkpoints="run")` continues from its checkpoints.
 
     Args:
         notebook: the path of an .ipynb or .py file. A script with cells (`# %%`) becomes a

@@ -85,7 +85,8 @@ def largest_batch(
         *args: further arguments of `train`, after the batch size.
         chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is for the whole
             run.
-        start: the first batch size to compile, 1 or more, rounded to a multiple of `multiple`.
+        start: the first batch size to compile, 1 or more, rounded down to a multiple of
+            `multiple`.
         multiple: batch sizes are multiples of this, 1 or more; a TPU computes 8 rows at a time.
         compiles: the most batch sizes to compile, 2 or more.
 
