@@ -247,7 +247,9 @@ except KeyboardInterrupt:
     wait_for(lambda: job.state == "interrupted")
     assert job.folder.read("out/last") == b"saved"
     assert job.folder.read("result.json") is None
+    first_work = Path(handle(job)["work"])
     assert "second attempt" in result(job.start()).notebook.read_text()
+    assert not first_work.exists()  # its environment may take gigabytes
 
 
 def test_cancel_ends_every_process_and_may_be_repeated(make_notebook, send):

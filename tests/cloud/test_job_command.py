@@ -42,6 +42,20 @@ def test_a_notebook_is_submitted_listed_read_fetched(
     assert "first: succeeded" in out  # it is over already
 
 
+@pytest.mark.parametrize("value", ["-1e-3", "-1E5", "-.5e-2", "-3"])
+def test_a_parameter_may_be_a_negative_number_in_any_notation(
+    make_notebook, tmp_path, monkeypatch, capsys, value
+):
+    monkeypatch.chdir(tmp_path)
+    make_notebook("1", parameters="lr = 0.1")
+    sent = {}
+    monkeypatch.setattr(
+        "tpukit.cloud.job_command.submit", lambda notebook, **given: sent.update(given)
+    )
+    assert run("job", "book.ipynb", "-p", "lr", value, capsys=capsys) == (0, "", "")
+    assert sent["parameters"] == {"lr": float(value)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

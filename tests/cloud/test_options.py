@@ -103,6 +103,11 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
         ("gcloud", {"options": replace(ZONE, reservation="mine")}, "only `gcloud alpha` selects"),
         ("gcloud", {"options": replace(ZONE, reservation="any", spot=True)}, "exclude each other"),
         ("vertex", {"options": JobOptions(reservation="mine")}, "takes the full name"),
+        (
+            "skypilot",
+            {"options": JobOptions(zone="us-west4-a", region="europe-west4")},
+            "us-west4-a is not in region='europe-west4'",
+        ),
         ("vertex", {"timeout": 59.0}, "a limit of a minute or more"),
         ("vertex", {"timeout": float("inf")}, "a limit of a minute or more"),
         ("gcloud", {"name": "My Job"}, "is not a valid name of a job"),

@@ -135,12 +135,15 @@ def test_a_ready_tpu_may_be_unhealthy(health_, state, waits):
 def test_symptoms_are_warnings():
     symptom = {
         "symptomType": "OUT_OF_MEMORY",
-        "details": "worker 1",
+        "details": "the runtime was killed",
+        "workerId": "1",
         "createTime": "2026-11-01T10:00:00Z",
     }
     with loopback(lambda request: (200, READY | {"symptoms": [symptom]})) as api:
         outcome = ask(api)
-    assert one(outcome.findings, "symptom").fact == "OUT_OF_MEMORY worker 1 2026-11-01T10:00:00Z"
+    finding = one(outcome.findings, "symptom")
+    assert finding.fact == "OUT_OF_MEMORY the runtime was killed 2026-11-01T10:00:00Z"
+    assert finding.fix == "look at the log of worker 1 before a long run"
     assert outcome.ok
 
 

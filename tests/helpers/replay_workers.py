@@ -65,7 +65,7 @@ class Trained:
         losses = [row["train_loss"] for row in history.intervals]
         found = self.core.to_host([dict(self.model.state_dict()), own, dict(average)])
         return {
-            "lines": [line for line in lines if "step" in line],
+            "lines": [line for line in lines if "step" in line or "replay" in line],
             "losses": losses,
             "state": found,
         }

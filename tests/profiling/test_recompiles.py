@@ -74,6 +74,27 @@ def test_on_a_cpu_nothing_compiles_and_nothing_is_said():
 
 
 @XLA
+class Compiling:
+    """A backend that has compiled a graph more at each look."""
+
+    graphs = 0
+
+    def compiles(self):
+        self.graphs += 1
+        return self.graphs, 0.0
+
+
+def test_an_expected_compile_does_not_shorten_the_steps_at_the_beginning():
+    monitor = RecompileMonitor(Compiling(), settled=3)
+    monitor.expect()
+    lines = []
+    for step in range(1, 5):
+        monitor.start_step(torch.zeros(step))
+        lines.append(monitor.end_step(step))
+    assert [line is None for line in lines] == [True, True, True, False]
+    assert monitor.recompiles == 1
+
+
 def test_numbers_that_are_sent_to_the_graph_do_not_compile_it_again():
     def loss(model, batch, step, kept):
         made_here = torch.tensor(0.3 + step).to(batch.device)
@@ -164,7 +185,7 @@ def power(model, batch, step, kept):
 def test_a_python_number_in_the_graph_is_named_with_both_values_and_its_line(cores):
     lines, _ = trained(power, cores=cores, steps=4)
     assert list(lines) == [2, 4]  # 3 was the first to be looked at: nothing to compare it with
-    assert "if it happens again, the graph will show what changed" in lines[2]
+    assert "if it happens again, the message names the change in the graph" in lines[2]
     assert (
         "the constant 2.75 became 3, near `return (model(batch).abs() + 1).pow(2 + step / 4).mean()`"
         in lines[4]

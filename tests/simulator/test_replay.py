@@ -10,6 +10,7 @@ from simulator.machine import machines
 from simulator.test_kit import on
 from torch import nn
 
+import tpukit
 from tpukit.simulator import shapes
 
 pytestmark = [
@@ -43,6 +44,35 @@ def test_what_cannot_be_replayed_is_recorded_on_every_core(machine, tmp_path):
         said = [line for line in cores[0][row][0]["lines"] if "every step is captured" in line]
         assert len(said) == 1, said
         assert re.match(words, said[0]), said[0]
+
+
+def lines_with_replay(core):
+    return Trained(core, net(norm=False)).run(True, 6)["lines"]
+
+
+def on_processes_of_the_cpu():
+    return tpukit.launch(lines_with_replay, cores=2, backend="xla:cpu", progress="off", seed=5)
+
+
+def on_sharded_chips():
+    return on(shapes.dry_run(4), lines_with_replay, shard="fsdp", seed=5)
+
+
+def on_threads():
+    return on(shapes.SHAPES["v3-8"], lines_with_replay, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        (on_processes_of_the_cpu, "on several XLA:CPU processes"),
+        (on_sharded_chips, "for a sharded model"),
+        pytest.param(on_threads, "if two cores share a process", marks=pytest.mark.every_machine),
+    ],
+)
+def test_where_replay_is_not_supported_fit_prints_the_reason(start, reason):
+    lines = [line for line in start().results[0] if "replay" in line]
+    assert lines == [f"replay=True has no effect here: it is not supported {reason}"]
 
 
 def busy(core, replay):

@@ -221,6 +221,18 @@ def test_best_weights_that_are_torn_are_not_taken(kind, tmp_path):
     assert not (tmp_path / "new" / "best.pt").exists()
 
 
+def test_best_weights_stay_if_every_newer_checkpoint_in_the_backup_is_torn(tmp_path):
+    backed_up(tmp_path / "own", tmp_path / "elsewhere", 1, best=[1])
+    backed_up(tmp_path / "run", tmp_path / "drive", 2, 3, best=[3])
+    for path in CheckpointStore(tmp_path / "drive").paths:
+        DAMAGE["one bit flipped"](path)
+    step, said = taken(tmp_path / "own", tmp_path / "drive")
+    assert (step, len(said)) == (1, 2)
+    assert best_of(tmp_path / "own") == 1, "the history of step 1 names the epoch of step 1"
+    assert taken(tmp_path / "new", tmp_path / "drive")[0] is None
+    assert not (tmp_path / "new" / "best.pt").exists()
+
+
 def test_what_a_taken_machine_left_half_written_is_removed(tmp_path):
     left = tmp_path / "drive" / ".step-00000001-0badc0de.pt.unfinished"
     left.parent.mkdir()

@@ -78,6 +78,30 @@ def statistics_that_never_move(core, fixed):
     return fit(core, model, optimizer, MSE, core.batches(Pairs(), batch_size=8, shuffle=True))
 
 
+class Centred(nn.Module):
+    """A layer with two of BatchNorm's buffers, and without its variance and its momentum."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(4))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x):
+        self.num_batches_tracked += 1
+        return x - self.running_mean.view(1, -1, 1, 1)
+
+
+def test_a_layer_with_some_buffers_of_batchnorm_is_trained():
+    def work(core):
+        net = small_net(True)
+        net[1] = Centred()
+        model = core.model(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return fit(core, model, optimizer, MSE, core.batches(Pairs(), batch_size=8, shuffle=True))
+
+    assert quietly(work, cores=1).results[0].epochs
+
+
 MISUSES = {
     "an optimiser over the notebook's module": (
         over_the_notebooks_module,

@@ -137,12 +137,31 @@ class Slope(nn.Module):
         return self.slope * x[:, :1]
 
 
+class Attention(nn.Module):
+    """A layer that is in evaluation mode in a training, as when a backbone is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(FEATURES, 1, batch_first=True)
+
+    def train(self, mode=True):
+        return super().train(False)
+
+    def forward(self, x):
+        tokens = x.unsqueeze(1)
+        return self.layer(tokens, tokens, tokens)[0].squeeze(1)
+
+
 IMPOSSIBLE = {
     "a sparse product": (
         Sparse,
         "mm cannot be counted: its FLOPs depend on the values of a sparse tensor",
     ),
     "no product": (Slope, "the model has no matrix product, convolution or attention"),
+    "attention in evaluation mode": (
+        lambda: nn.Sequential(Attention().eval(), nn.Linear(FEATURES, 1)),
+        "operations of attention in evaluation mode can be counted on XLA only",
+    ),
     "compiled": (
         lambda: torch.compile(network(), backend="eager"),
         "operations of a model or a loss of torch.compile cannot be counted",

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -112,6 +113,15 @@ def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends
     assert capsys.readouterr().out.count("continues") == 1
 
 
+def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine(tmp_path, capsys):
+    drive = tmp_path / "MyDrive"
+    assert run(tmp_path / "features", 2.0, 99, drive / "features") == [3, 3]
+    assert not drive.exists()
+    said = capsys.readouterr().out
+    assert said.count("the run continues without it") == 1
+    assert f"there is no folder {drive}" in said
+
+
 def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(
     tmp_path,
 ):
@@ -191,6 +201,16 @@ def test_no_samples_and_pieces_of_none_are_refused(tmp_path, count, piece, text)
 
     with pytest.raises(WorkerError, match=text):
         launch(none, cores=1, backend="cpu", progress="off")
+
+
+def test_a_piece_may_be_a_number_of_numpy(tmp_path):
+    def in_pieces(core):
+        numbers = torch.utils.data.TensorDataset(NUMBERS)
+        piece = numpy.int64(4)
+        predict_to(tmp_path, core, core.model(Twice(2.0)), numbers, batch_size=2, piece=piece)
+
+    launch(in_pieces, cores=1, backend="cpu", progress="off")
+    assert len(read_predictions(tmp_path)["sums"]) == 11
 
 
 def test_a_home_folder_is_the_one_of_checkpoints(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import tpukit
 from tpukit import FitOptions, WorkerError, evaluate, fit
 from tpukit.training import History
+from tpukit.training.history import steady_mean
 
 ENDS = ["lr", "samples_per_second", "tflops_per_second", "seconds"]  # the last columns of an epoch
 XLA_ONCE_MORE = [pytest.mark.xla, pytest.mark.only_soak]
@@ -209,6 +210,31 @@ def test_what_compiling_takes_is_not_in_the_rate_where_there_is_more():
     resumed = {**first, "compiles": 1}  # a new process, which compiles again
     assert History(intervals=[first, later, slow, resumed]).samples_per_second == (100 + 60) / 4
     assert math.isnan(History().samples_per_second)
+
+
+def test_the_rate_of_a_later_epoch_has_all_its_intervals_if_no_graph_was_compiled_in_it():
+    first = {"epoch": 1, "seconds": 50.0, "samples_per_second": 2.0, "compiles": 2}
+    later = {"epoch": 2, "seconds": 3.0, "samples_per_second": 100.0, "compiles": 2}
+    short = {"epoch": 2, "seconds": 1.0, "samples_per_second": 20.0, "compiles": 2}
+    rows = [first, later, short]
+    assert steady_mean(rows, "samples_per_second", epoch=2) == (300 + 20) / 4
+    assert steady_mean(rows, "samples_per_second", epoch=1) == 2
+
+
+@pytest.mark.xla
+def test_the_step_that_a_resumed_run_compiles_again_is_counted_and_not_in_its_rate(tmp_path):
+    def work(core, epochs):
+        options = {"log_every": 6, "checkpoints": tmp_path / "run"}
+        return train(core, make=lambda: net(norm=False), epochs=epochs, **options)["history"]
+
+    quietly(work, 1, cores=1, backend="xla:cpu")
+    history = quietly(work, 2, cores=1, backend="xla:cpu").results[0]
+    assert history.resumed
+    assert [row["compiles"] for row in history.intervals] == [1, 1, 1, 1, 2, 2, 2, 2]
+    steady = [
+        {**row, "compiles": 0} for place, row in enumerate(history.intervals) if place not in (0, 4)
+    ]
+    assert history.samples_per_second == History(intervals=steady).samples_per_second
 
 
 def test_one_core_with_twice_the_batch_gives_the_curve_of_two():

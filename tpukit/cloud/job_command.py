@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from tpukit.cloud.job import TARGETS, find, jobs, submit
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command `job` to a parser."""
     parser.usage = "python -m tpukit job notebook [options]"
     parser.epilog = _EXAMPLE
+    # The pattern of Python 3.14 (gh-124693). Earlier ones take -1e-3 for an option.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")
     # The notebook is optional here, so that `run` can explain why it is missing.
     parser.add_argument("notebook", nargs="?", help="train.ipynb or train.py; before the options")
     parser.add_argument(

@@ -28,10 +28,12 @@ class LocalTarget:
     name = "local"
 
     def start(self, plan: JobPlan) -> dict:
-        """Start the job's run.sh as a separate process, with a temporary work folder."""
+        """Start run.sh as a separate process in a new work folder, unless it runs already."""
         earlier = read_json(PathFolder(Path(plan.folder)), "handle.json")
         if earlier and _is_alive(earlier):
             return earlier
+        if earlier:
+            self.clean_up(earlier)
         work = tempfile.mkdtemp(prefix="tpukit-job-")
         environment = variables_of(plan)
         for name, value in os.environ.items():

@@ -96,6 +96,7 @@ def check_plan(plan: JobPlan) -> None:
             fact = f"{given!r} is not a valid {option} of Google Cloud"
             raise InvalidValueError(fact, fix=f'options=JobOptions({option}="{example}")')
     _check_reservation(plan)
+    _check_zone(plan.options)
     _check_machine(plan)
     _check_secrets(plan)
     if not SHORTEST_TIMEOUT <= plan.timeout < float("inf"):
@@ -141,6 +142,16 @@ def _check_reservation(plan: JobPlan) -> None:
             found="Vertex AI takes the full name",
             fix='options=JobOptions(reservation="projects/my-project/zones/us-west4-a/'
             'reservations/my-reservation")',
+        )
+
+
+def _check_zone(options: JobOptions) -> None:
+    """Raise InvalidValueError if the zone is not in the region; only skypilot supports both."""
+    region = options.region
+    if options.zone and region and options.zone.rpartition("-")[0] != region:
+        raise InvalidValueError(
+            f"the zone {options.zone} is not in region={region!r}",
+            fix="leave one of them out",
         )
 
 

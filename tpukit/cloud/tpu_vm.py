@@ -35,8 +35,8 @@ _STATES = {
     "REIMAGING": ("its image is being replaced", None),
     "REPAIRING": ("the cloud repairs it", None),
     "UNHIDING": ("the cloud brings it back", None),
-    "UNKNOWN": ("the cloud does not know", None),
-    "STATE_UNSPECIFIED": ("the cloud does not say", None),
+    "UNKNOWN": ("the cloud does not know its state", None),
+    "STATE_UNSPECIFIED": ("the cloud reports no state", None),
     "STOPPING": ("it is being stopped", _START),
     "STOPPED": ("it is stopped", _START),
     "PREEMPTED": ("the cloud took it back, as it may with a spot TPU", _AGAIN),
@@ -267,6 +267,6 @@ def _more_findings(node: Mapping) -> list[Finding]:
     for symptom in node.get("symptoms", ()):
         keys = ("symptomType", "details", "createTime")
         fact = " ".join(symptom[key] for key in keys if symptom.get(key))
-        fix = "look at that worker's log before a long run"
+        fix = f"look at the log of worker {symptom.get('workerId', 0)} before a long run"
         findings.append(Finding("symptom", "warning", fact, fix))
     return findings

@@ -77,8 +77,8 @@ class Report(Findings):
 def report(core: Core, batches: Batches | None = None) -> Report:
     """Report how a core's process has used its time, and how to make it faster.
 
-    The report copies no tensor and does not wait for the device. On plain CPU and CUDA, it has only
-    a few findings, because nothing is compiled.
+    The report copies no tensor and does not wait for the device. Only torch_xla counts graphs and
+    copies, so the report has only a few findings on plain CPU, on CUDA and with TorchTPU.
 
     Args:
         core: this core; call `report` in the worker function.
@@ -135,10 +135,9 @@ class _Metrics:
 
 
 def _without_graphs(backend) -> Finding:
-    """Return the finding for a device without a compiler."""
+    """Return the finding for a device without torch_xla, which alone counts graphs."""
     kind = backend.device.type.upper()
-    effect = "nothing is compiled, recompiled or moved to the host"
-    fact = f"none: {kind} operations run one by one, so {effect}"
+    fact = f"none: {kind} operations run one by one; graphs of `torch.compile` are not counted"
     if kind == "CPU":
         dry_run = 'a few steps with `launch(..., backend="xla", cores=1)`'
         fact += f"; {dry_run} show what a TPU would do"
@@ -170,8 +169,9 @@ def _compiles(backend, metrics: _Metrics) -> Finding:
         return Finding("compiles", "ok", fact)
     fact += ": a training and its evaluation need about four"
     fix = (
-        "the same shape for every batch (`core.batches`, or `drop_last=True`), no Python number "
-        "that changes, no `if` on a tensor; `tpukit.fit` reports which step compiled again, and why"
+        "the same shape for every batch (`core.batches`, or `drop_last=True`), no exponent or "
+        "index in Python that changes, no `if` on a tensor; `tpukit.fit` reports which step "
+        "compiled again, and why"
     )
     return Finding("compiles", "warning", fact, fix=fix)
 

@@ -40,7 +40,7 @@ _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 class RecompileMonitor:
     """Find the steps that were compiled again, and the change that caused the compilation.
 
-    On a CPU and on CUDA, the monitor does nothing, because nothing is compiled there.
+    Without torch_xla, the monitor does nothing: graphs of `torch.compile` are not watched.
 
     At first, the monitor compares only the shapes of the batches, in 10 microseconds per step
     (measured). After a compilation with another cause, it computes a hash of the graph of every
@@ -87,7 +87,7 @@ class RecompileMonitor:
 
     def expect(self) -> None:
         """Expect a compilation in the next step, so that `end_step` does not report it."""
-        self._settled = self._steps + 1
+        self._settled = max(self._settled, self._steps + 1)
 
     def start_step(self, batch: object) -> None:
         """Begin a step.
@@ -141,7 +141,7 @@ class RecompileMonitor:
 
         Returns:
             a message with the reason and the fix; None if the step was not compiled again, if its
-            compilation was expected, or after five messages.
+            compilation was expected or has no known reason, or after five messages.
         """
         if self._compiles_before is None:
             return None
@@ -182,7 +182,7 @@ class RecompileMonitor:
         if not self._checks_graphs:
             # The graph of this step has run already, so only later graphs can be compared.
             self._enable_graph_checks(True)
-            again = "if it happens again, the graph will show what changed"
+            again = "if it happens again, the message names the change in the graph"
             return f"the shape of the batch was seen before; {again}"
         if not self._checks:
             fix = "call monitor.check_graph(model, loss) at the end of the step"
@@ -190,7 +190,7 @@ class RecompileMonitor:
             return explain(fact, fix=f"{fix}, which finds the cause")
         if not self._changes:
             known = "the model and the loss are computed as before"
-            fix = "compute or keep it in every step, or after the step, from what the step returns"
+            fix = "compute or keep the tensor in every step; or after the step, from its results"
             fact = f"{known}, so another tensor was computed or kept in this step"
             return explain(fact, fix=fix)
         # An empty text means that there was no earlier graph to compare with.
@@ -222,7 +222,7 @@ def what_differs(before: str, after: str) -> tuple[str, str]:
         come = _without_constants(come)
     if not gone and not come:
         fact = "the graphs differ only in the order of operations"
-        return fact, "call the parts of the model in one order"
+        return fact, "call the parts of the model in the same order in every step"
     now = next((line for line in new if line in come), None)
     was = None
     # Only graphs with the same number of operations have an old operation that became the new one.

@@ -225,7 +225,8 @@ class Backup:
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
         """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
 
-        Neither is copied if the folder has a checkpoint of the same or a later step. Compiled
+        The folder's own best.pt is replaced. Neither is copied if the folder has a complete
+        checkpoint of the same or a later step, or if the backup has no complete one. Compiled
         programs that the folder lacks are copied even then. They are not copied if `resume` is
         False, or if other users can write to the programs in the backup. If copying programs
         fails, the error is ignored.
@@ -295,10 +296,15 @@ class Backup:
                 fix="pass another backup_dir, or empty this one; resume=True continues from the "
                 "checkpoint",
             )
-        if newer and _BEST in names:
-            self._take_best(checkpoints.folder / _BEST)
+
+        def take_best() -> None:
+            if _BEST in names:
+                self._take_best(checkpoints.folder / _BEST)
+
+        # best.pt belongs to the checkpoint, so it is copied only if the checkpoint is complete. It
+        # comes first: after an interrupt between the two, the next start takes both again.
         for name in sorted(newer, key=newer.get, reverse=True):
-            if checkpoints.receive(name, self._pieces(name)):
+            if checkpoints.receive(name, self._pieces(name), before_rename=take_best):
                 self._copied = name
                 self._say(f"{name} is taken from the backup {self.address}")
                 return

@@ -208,12 +208,16 @@ class CheckpointStore:
             cause = file.error if file and file.error else error
             self._error = self._explained(cause, step=step, written=written)
 
-    def receive(self, name: str, pieces: Iterable[bytes]) -> bool:
+    def receive(
+        self, name: str, pieces: Iterable[bytes], *, before_rename: Callable[[], object]
+    ) -> bool:
         """Write a checkpoint from another folder, such as the backup, into this folder.
 
         Args:
             name: the name of the checkpoint's file.
             pieces: the contents of the file, in order.
+            before_rename: function that is called if the checksum is right, before the file gets
+                its name.
 
         Returns:
             whether the checksum is right; if it is wrong, no file is written.
@@ -237,8 +241,11 @@ class CheckpointStore:
                     file.write(piece)
                 if file.crc32 != int(described["crc32"], 16):
                     raise DamagedCheckpointError
+                before_rename()
         except DamagedCheckpointError:
             return False
+        except CheckpointError:  # of `before_rename`
+            raise
         except OSError as error:
             written = file.bytes if file else 0
             raise self._explained(error, step=step, written=written) from error

@@ -165,6 +165,9 @@ def _check_device(core: Core, what: str, module: object) -> None:
             )
 
 
+_OF_BATCHNORM = ("running_mean", "running_var", "num_batches_tracked")
+
+
 def check_statistics(core: Core, model) -> None:
     """Raise if a layer has counted batches, but its running statistics have not changed.
 
@@ -174,9 +177,8 @@ def check_statistics(core: Core, model) -> None:
     layers = {}
     for name, layer in model.named_modules():
         # With momentum=0, the statistics stay as they are on purpose.
-        has_mean = getattr(layer, "running_mean", None) is not None
-        counts = getattr(layer, "num_batches_tracked", None) is not None
-        if has_mean and counts and layer.momentum != 0:
+        has_buffers = all(getattr(layer, buffer, None) is not None for buffer in _OF_BATCHNORM)
+        if has_buffers and getattr(layer, "momentum", None) != 0:
             layers[name] = layer
     tensors = []
     for layer in layers.values():

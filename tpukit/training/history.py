@@ -36,7 +36,7 @@ class History:
             - samples_per_second, of all cores together;
             - seconds of training, without evaluations and saves;
             - data_wait, the share of these seconds in which the loop waited for batches, 0 to 1;
-            - compiles, the number of graphs compiled so far;
+            - compiles, the number of graphs compiled so far, also before a resume;
             - memory, the peak memory of the process in bytes;
             - tflops_per_second, TFLOP/s per chip of the forward and backward passes. It is missing
               if an operation could not be counted;
@@ -189,24 +189,28 @@ def _without(row: dict, names: set[str]) -> dict:
     return {name: value for name, value in row.items() if name not in names}
 
 
-def steady_mean(intervals: list[dict], name: str) -> float:
+def steady_mean(intervals: list[dict], name: str, *, epoch: int | None = None) -> float:
     """Return the mean of a rate, weighted by the time of log intervals; NaN if no row has it.
 
     Intervals in which a graph was compiled are left out, unless there are no others.
 
     Args:
-        intervals: rows of `History.intervals`.
+        intervals: `History.intervals`.
         name: the column of the rate.
+        epoch: the epoch whose intervals are used; None for all.
     """
     # Start at 0, so that the first interval, in which the first step is compiled, is left out.
     compiles = [0, *(row["compiles"] for row in intervals)]
-    steady = [
-        row
-        for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True)
-        if before == after
-    ]
+    all_rows = []
+    steady = []
+    for row, (before, after) in zip(intervals, itertools.pairwise(compiles), strict=True):
+        if epoch not in (None, row.get("epoch")):
+            continue
+        all_rows.append(row)
+        if before == after:
+            steady.append(row)
     # A short run may compile in every interval: then all of them count.
-    used = [row for row in steady or intervals if name in row]
+    used = [row for row in steady or all_rows if name in row]
     seconds = sum(row["seconds"] for row in used)
     if not seconds:
         return math.nan

@@ -105,8 +105,8 @@ class TrainStep:
         self._is_weighted: bool | None = None  # whether the loss returns (total, weight)
         self.begin_augmenting(self.augment)
         if self.replay and not self._replay and backend.traced and not backend.is_recording:
-            why = "on this backend a step is more than one program"
-            self.core.print(f"replay=True has no effect here: {why}")
+            where = _where_without_replay(backend)
+            self.core.print(f"replay=True has no effect here: it is not supported {where}")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
         """Augment the batches of all later steps; None: do not augment them.
@@ -347,3 +347,12 @@ class TrainStep:
             mean, *flags = reduced
             reduced = torch.stack([mean / weight, *flags, weight])
         return [local, reduced]
+
+
+def _where_without_replay(backend) -> str:
+    """Return, for a message, on which traced backends replay is not supported."""
+    if backend.chips > 1:
+        return "for a sharded model"
+    if backend.shares_process:
+        return "if two cores share a process"
+    return "on several XLA:CPU processes"

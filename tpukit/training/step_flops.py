@@ -65,7 +65,7 @@ class StepFlops:
             self._core.internal.add_flops(self._known[form])  # for `Core.mfu`
 
     def _begin(self) -> None:
-        problem = _problem(*self._watched, on_cpu=not self._core.backend.traced)
+        problem = _problem(*self._watched, is_xla=self._core.backend.traced)
         if problem:
             self._give_up(problem)
         else:
@@ -89,7 +89,7 @@ def _shapes_of(batches: tuple) -> tuple:
     return tuple(tuple(leaf.shape) for leaf in leaves if hasattr(leaf, "shape"))
 
 
-def _problem(model, loss: Callable, *, on_cpu: bool) -> str:
+def _problem(model, loss: Callable, *, is_xla: bool) -> str:
     """Return why the operations of a model or a loss cannot be counted; "" if they can be."""
     from torch import nn
 
@@ -97,9 +97,9 @@ def _problem(model, loss: Callable, *, on_cpu: bool) -> str:
         if not can_watch(part, on_cpu=False):
             return "operations of a model or a loss of torch.compile cannot be counted"
         for layer in part.modules() if hasattr(part, "modules") else ():
-            # In evaluation mode on a CPU, torch computes attention by a fused fast path. While
-            # calls are watched, torch uses single functions instead, which round differently.
+            # In evaluation mode on CPU and CUDA, torch computes attention by a fused fast path.
+            # While calls are watched, it uses single functions, which round differently.
             is_attention = isinstance(layer, nn.MultiheadAttention | nn.TransformerEncoderLayer)
-            if on_cpu and is_attention and not layer.training:
-                return "on a CPU, operations of attention in evaluation mode cannot be counted"
+            if not is_xla and is_attention and not layer.training:
+                return "operations of attention in evaluation mode can be counted on XLA only"
     return ""

@@ -33,6 +33,7 @@ from tpukit.essentials.display import (
 )
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import Core, called_text
+from tpukit.training.backup import refuse_unmounted
 from tpukit.training.prediction import predict
 
 PLAN = "predictions.json"
@@ -57,9 +58,9 @@ def predict_to(
         outputs = read_predictions("features")
 
     If a run was interrupted, call `predict_to` again: it computes only the missing files. If the
-    folder has outputs of other weights, of another number of samples or with another `piece`, they
-    are deleted. If only the samples, `preprocess` or `bf16` differ, `predict_to` raises an error
-    instead, because the outputs in the folder may have taken hours. Floating-point outputs are
+    folder or its backup has outputs of other weights, of another number of samples or with another
+    `piece`, they are deleted. If only the samples, `preprocess` or `bf16` differ, `predict_to`
+    raises an error instead, because the outputs may have taken hours. Floating-point outputs are
     stored as float16, which needs half the bytes of float32. `read_predictions` returns them as
     float16.
 
@@ -72,9 +73,10 @@ def predict_to(
         preprocess: as in `predict`.
         bf16: as in `predict`.
         piece: samples per file. After an interruption, at most this many are computed again.
-        backup_dir: backup folder; see `run_folder`. Each file is copied to it when it is complete,
-            and files that only the backup has are copied back. If a copy fails, the reason is
-            printed, and the run continues without the backup. None: no backup.
+        backup_dir: backup folder, whose parent exists; see `run_folder`. Each file is copied to it
+            when it is complete, and files that only the backup has are copied back. If the parent
+            is missing or a copy fails, the reason is printed, and the run continues without the
+            backup. None: no backup.
 
     Raises:
         ValueError: an output is larger than 65504, the largest float16; the folder has outputs of
@@ -88,6 +90,7 @@ def predict_to(
     _refuse_url("folder", folder)
     _refuse_url("backup_dir", backup_dir or "")
     check_count("piece", piece)
+    piece = int(piece)  # JSON does not support a number of numpy
     folder = Path(folder).expanduser()
     count = len(dataset)
     if not count:
@@ -293,6 +296,7 @@ def _restore(
 ) -> Path | None:
     """Copy missing files between folder and backup; return the backup, or None after an error."""
     try:
+        refuse_unmounted(backup)
         _begin(backup, plan)
     except OSError as error:
         say(f"the backup {backup} cannot be used, and the run continues without it: {error}")

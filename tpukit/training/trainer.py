@@ -307,6 +307,7 @@ class Trainer:
     _compared: int | None = None  # step after which the cores were last compared
     _first_step: int = 1  # number of this call's first step; above 1 in a resumed run
     _has_reported: bool = False  # whether `_report_unequal` has printed
+    _compiled_before: int = 0  # graphs that the resumed run has compiled in earlier processes
 
     def __post_init__(self):
         seconds = math.inf
@@ -493,14 +494,12 @@ class Trainer:
                 evaluated = self._evaluate()
             self.core.log(step=at.step, **evaluated)
             row |= evaluated
-        intervals = [
-            interval for interval in self.history.intervals if interval["epoch"] == at.epoch
-        ]
+        intervals = self.history.intervals
         row["lr"] = self.losses.lr
         # Speeds are those of the log intervals, without the time of evaluations and saves.
-        row["samples_per_second"] = steady_mean(intervals, "samples_per_second")
+        row["samples_per_second"] = steady_mean(intervals, "samples_per_second", epoch=at.epoch)
         for name in CHIP_RATES:
-            rate = steady_mean(intervals, name)
+            rate = steady_mean(intervals, name, epoch=at.epoch)
             # NaN means that no interval of the epoch has this rate.
             if not math.isnan(rate):
                 row[name] = rate
@@ -595,7 +594,7 @@ class Trainer:
             "samples_per_second": self._interval_batches * self.train.samples_per_step / seconds,
             "seconds": seconds,
             "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
-            "compiles": self.step.monitor.compiles,
+            "compiles": self._compiled_before + self.step.monitor.compiles,
             "memory": peak_memory(),
             **self._chip_rates(seconds),
         }
@@ -723,6 +722,10 @@ class Trainer:
         self.history.resumed = self.state.load()
         if not self.history.resumed:
             return
+        if self.history.intervals:
+            # A new process counts its graphs from 0, and the history counts those of the whole run.
+            counted_before = self.history.intervals[-1]["compiles"]
+            self._compiled_before = counted_before - self.step.monitor.compiles
         at = self.progress
         position = f"epoch {at.epoch}, step {at.in_epoch} of {at.steps_per_epoch}"
         if at.epoch > self.epochs:

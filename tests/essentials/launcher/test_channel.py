@@ -132,6 +132,19 @@ def test_a_tensor_that_needs_gradients_arrives_without_and_a_parameter_stays_one
     assert torch.equal(came_model.weight, model.weight)
 
 
+class Scale(nn.Parameter):
+    pass
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter, Scale])
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_tensor_that_is_trained_arrives_as_one_that_is_trained(kind, needs):
+    weight = torch.ones(3).as_subclass(kind).requires_grad_(needs)
+    (came,) = there_and_back(weight)
+    assert type(came) is kind
+    assert came.requires_grad == needs
+
+
 def test_many_messages_larger_than_the_pipe_arrive_in_order():
     values = [torch.full((300_000,), float(index)) for index in range(5)] + ["x" * 1_000_000]
     came = there_and_back(*values)

@@ -240,14 +240,20 @@ class Backend:
         raise NotImplementedError
 
     def to_device(self, tensors: list) -> list:
-        """Copy tensors to the device, in a single transfer. Any thread may call it."""
+        """Copy tensors to the device in a single transfer, or return those that are there already.
+
+        Any thread may call this method.
+        """
         raise NotImplementedError
 
     def note_batch(self, batch: object) -> None:
         """Record a batch that `core.batches` gives to a loop. Only `preflight` needs it."""
 
     def to_cpu(self, tensors: list) -> list:
-        """Copy tensors to host memory, in a single transfer; return host tensors as is."""
+        """Detach tensors and copy them to host memory, in a single transfer.
+
+        A tensor that is in host memory already shares that memory with the result.
+        """
         raise NotImplementedError
 
     def compiles(self) -> tuple[int, float] | None:
@@ -297,7 +303,7 @@ class Runtime:
         sharded: the name of the runtime in which all devices of a host are a single core; None if
             there is none.
         dry_run_of: the name of the backend that this backend replaces on a machine without such a
-            device; None for a backend that is not a dry run.
+            device; None if it replaces no other backend.
         is_for_launch: whether `launch(backend=...)` accepts the name.
         note: text at the end of the line that a dry run prints.
         keeps_compiles: whether a compilation cache can store the compiled programs.

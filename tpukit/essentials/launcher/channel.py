@@ -22,7 +22,7 @@ from tpukit.essentials.launcher.signals import without_interrupts
 # The header of a message: the number of its parts, then the size of each in bytes.
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
-_CHUNK = 1 << 20  # bytes per read, so that one pipe does not delay the others
+_CHUNK = 1 << 20  # bytes per read at most; a smaller pickle is written together with its header
 _DEEPEST = 20  # levels to which a value is searched for the part that cannot be pickled
 # pickle raises all of these, for locks, lambdas and deep recursion for example.
 _PICKLING_ERRORS = (
@@ -165,7 +165,7 @@ def deserialize(parts: list[bytearray]) -> object:
 
 
 class Pickler(pickle.Pickler):
-    """Pickles a tensor of any device as its bytes."""
+    """Pickles a tensor of any device as its bytes, without its gradient and its history."""
 
     # torch's own reducers would share memory between processes, or need the device in the kernel.
 
@@ -184,7 +184,7 @@ class Pickler(pickle.Pickler):
             dtype=host.dtype,
             shape=tuple(host.shape),
             kind=type(value),
-            requires_grad=value.requires_grad,
+            requires_grad=value.requires_grad and value.is_leaf,
             attributes=vars(value) or None,
         )
         return _tensor, (raw, facts)
@@ -228,12 +228,12 @@ def _tensor(raw, facts: _TensorFacts):
     else:
         tensor = torch.empty(facts.shape, dtype=facts.dtype)
     if facts.kind is torch.nn.Parameter:
-        tensor = torch.nn.Parameter(tensor, requires_grad=facts.requires_grad)
+        tensor = torch.nn.Parameter(tensor, requires_grad=False)
     elif facts.kind is not torch.Tensor:
         tensor = tensor.as_subclass(facts.kind)
     if facts.attributes:
         vars(tensor).update(facts.attributes)
-    return tensor
+    return tensor.requires_grad_(facts.requires_grad)
 
 
 def _culprit(value: object, name: str = "the value", depth: int = 0) -> str:

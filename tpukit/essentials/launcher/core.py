@@ -295,6 +295,7 @@ class Core:
             "workers": workers,
             "rank": self.rank,
             "world_size": self.world_size,
+            "hosts": self.hosts,
             "send": self.backend.to_device,
             "received": self.backend.note_batch,
             "shares_process": self.backend.shares_process,
@@ -378,7 +379,7 @@ class Core:
         parameters that you do not train: `parameter.requires_grad_(False)`.
 
         Args:
-            optimizer: any optimizer of torch.optim.
+            optimizer: any optimizer of torch.optim whose `step` needs no closure.
             clip: largest norm of all averaged gradients together; None for no limit. If the norm
                 is larger, the gradients are scaled down to it. `clip_grad_norm_` before this call
                 would clip each core's own gradients, which is a different result.
@@ -599,7 +600,7 @@ class Core:
             tensors: tensors of any shapes and dtypes, on the CPU.
 
         Returns:
-            the copies, in the same order.
+            the copies, in the same order; if the device is the CPU, the tensors themselves.
         """
         return self.backend.to_device(tensors)
 

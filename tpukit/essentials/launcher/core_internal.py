@@ -42,8 +42,8 @@ class CoreInternal:
         flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
         flops_of_step: FLOPs of the forward and backward pass of the current step; None if they are
             not known.
-        ends_between_steps: True while SIGTERM only sets `end_requested`.
-        end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        ends_between_steps: True while SIGTERM and a session's END only set `end_requested`.
+        end_requested: True once SIGTERM or END has arrived; see `finishing_steps`.
         stops_together: True if a session asked all cores to end, and all are at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
         compiled_before: seconds that the process had compiled when the run began.

@@ -156,7 +156,7 @@ def versions(optimizer) -> list[int]:
 
 
 def gradient_checksum(core, optimizer) -> int | None:
-    """Return a checksum of all gradients of an optimizer; None if all gradients are zero."""
+    """Return a checksum of all gradients of an optimizer; None if all are zero or missing."""
     gradients = [one.grad for one in parameters_of(optimizer) if one.grad is not None]
     gradients = core.to_host(gradients)
     if not any(map(_is_nonzero, gradients)):

@@ -32,7 +32,7 @@ class GradientAverage:
         self._names_of = names_of  # returns the names of parameters
         self._say = say  # prints a line for the user
         # Per optimizer: {flags of the parameters with a gradient on this core: flags of those with
-        # a gradient on any core}, so that a pattern that came before needs no reading.
+        # a gradient on any core}, so that on a TPU a pattern that came before needs no reading.
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
@@ -45,7 +45,7 @@ class GradientAverage:
         """Average the gradients of an optimizer, and the float tensors in `also`. Collective."""
         is_first = optimizer not in self._anywhere
         if self._backend.world_size == 1 and not is_first:
-            return
+            return  # there is nothing to average; the first call warns if no gradient exists
         parameters = parameters_of(optimizer)
         trained = list(filter(_is_trained, parameters))
         here = tuple(one.grad is not None for one in trained)

@@ -66,9 +66,9 @@ class Run:
         memory: peak host memory of each core's process in bytes, with the pages that the process
             shares with the notebook's kernel.
         log: the rows of `core.log` in order, each a dict with "step" and the values.
-        memory_growth: largest growth in bytes of each core's process since its start, computed from
-            the peak that the operating system records. Mapped files, such as a cache, and memory of
-            the notebook's kernel do not count.
+        memory_growth: largest growth in bytes of each core's process since the worker function
+            began, computed from the peak that the operating system records. Mapped files, such as a
+            cache, and memory of the notebook's kernel do not count.
     """
 
     results: list[Any]
@@ -99,7 +99,7 @@ class Run:
         source = "each core" if self.cores > 1 else "the core"
         rows = [
             ("cores", f"{self.cores} x {self.device}"),
-            ("time", f"{self.seconds:,.1f} s, from the fork to the last result"),
+            ("time", f"{self.seconds:,.1f} s, from the start to the last result"),
             ("peak host memory", memory),
             ("results", f"{self._types_of_results()} from {source}: `run.results[0]`"),
         ]
@@ -137,7 +137,7 @@ class WorkerError(TpukitError, RuntimeError):
     be pickled and its text has at most 100,000 characters.
 
     Attributes:
-        rank: the core that failed first; 0 if no core failed.
+        rank: the core that failed first or that a hang comes from; 0 if the cores were out of sync.
         traceback: its traceback as text.
         run: the results and the log so far, as a `Run`.
     """
@@ -226,7 +226,8 @@ def launch(
             numbers on every core; in `core.step()` blocks each core draws different numbers.
         timeout: seconds after which tpukit ends the run. None for no limit.
         limits: how long cores may wait for a core that makes no progress, and the interval of a
-            worker's reports; see `Limits`.
+            worker's reports; see `Limits`. `timeout` and `limits` need worker processes, so they
+            have no effect on Windows.
         progress: "panel", "line", "text" or "off". None chooses by the kind of notebook.
         loggers: a function, or a list of functions. The kernel calls each with every row of
             `core.log`, a dict with "step" and the values: `TensorBoardWriter(folder)`,
@@ -261,8 +262,9 @@ def launch(
         InvalidTypeError: a keyword is not an option, `fn` is not a function of a core and `args`,
             or `loggers` is not a function or a list of functions.
         InvalidValueError: this machine does not support `cores`, `device`, `backend`, `shard` or
-            their combination; a number of seconds is not above 0; `matmul_precision` is unknown;
-            other users can write to a folder of `compile_cache`.
+            their combination; `seed` is below 0; a number of seconds is not above 0;
+            `matmul_precision` is unknown; other users can write to a folder of `compile_cache`.
+        NotInstalledError: torch, or the part of tpukit that an option needs, is not installed.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
         DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
             after a minute. With `device`, tpukit starts the run after that minute in any case.
@@ -392,7 +394,7 @@ def log_writers(loggers: Logger | Sequence[Logger] | None, display: Screen):
 
 
 def _print_layout(topology: Topology, shard: str | None, display: Screen) -> None:
-    """Print what differs from the normal layout, which is one process per TPU core."""
+    """Print how the layout differs from the normal one, which is one process per TPU core."""
     if shard is not None:
         with optional_subpackage("launch(shard=...)"):
             from tpukit.accelerators import how_it_is_cut

@@ -40,8 +40,8 @@ class Activity:
     """The activity of a core, which its heartbeats report.
 
     Attributes:
-        count: a counter of steps, collectives and output. While it does not change, the core may
-            hang.
+        count: a counter of steps, collectives, lines and items of loops. While it does not change,
+            the core may hang.
         waiting: the collective that the core is in; None for none.
         doing: "data" while a loop waits for its next batch, "tracing" while torch records a step,
             "running" while the step is passed to the device; otherwise None.
@@ -118,7 +118,8 @@ class At(NamedTuple):
         rank: the core.
         run: number of the run.
         place: "running", "paused" at a boundary, or "prompt" while the core waits for a function.
-        passed: number of boundaries that the core has passed in this run.
+        passed: number of boundaries that the core has passed in this run; while it is running,
+            with the boundary that it is about to pass.
         is_clean: True if collectives can be reset after a core has left in the middle of one.
         numbers: checksum of the random state that the cores share; None if they share none.
     """

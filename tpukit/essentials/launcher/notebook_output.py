@@ -1,8 +1,8 @@
 """The output of a core in the notebook: lines, numbers, progress bars and displays.
 
 Widgets and displays of a forked process show nothing, so a core sends all output to the kernel as
-messages, and the kernel draws it. Sending does not wait for the device, except that logged tensors
-are copied from it at most four times per second.
+messages, and the kernel draws it. Only logged tensors make the core wait for the device: they are
+copied from it at most four times per second, and at the end of a loop.
 """
 
 import contextlib

@@ -26,7 +26,8 @@ class RandomNumbers:
 
     Attributes:
         seeded: how often the worker function has seeded the generators.
-        fits: number of calls of `fit` in this launch, so that a second call draws new numbers.
+        fits: number of calls of `fit` in this launch or session, so that a second call draws new
+            numbers.
     """
 
     def __init__(self, core):
@@ -53,6 +54,11 @@ class RandomNumbers:
         """
         self._forget()
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
+
+    def end_run(self, run: int) -> None:
+        """Begin anew at the end of a session's run, if its function has called `seed`."""
+        if self._core.world_size > 1 and self._can_restore and not self._shared:
+            self.start(run + 1)
 
     def checksum(self) -> int | None:
         """Return a checksum of the host's generators, to compare it between the cores.
@@ -116,7 +122,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the state of the host's generators after the block."""
+        """Restore the state of the host's generators after the block, unless cores share them."""
         shared = self._shared
         keeping = random_states_restored() if self._can_restore else contextlib.nullcontext()
         with keeping:

@@ -53,7 +53,7 @@ from tpukit.essentials.launcher.worker_group import WorkerGroup, session_groups
 
 _PROMPT_SECONDS = 3.0  # for all cores to come back after an exception or an interrupt
 # If no core moves for so long, all get the exception where they are (in `fit`, whose steps may be
-# slow, only after `STEP_SECONDS`). They also get it so long before the time for all is over.
+# slow, only after `STEP_SECONDS`). At the latest they get it so long before the end of their time.
 _RAISE_SECONDS = 1.0
 _ASK_SECONDS = 0.02  # between two commands LIMIT, which also ask for the cores' positions
 _LOOK_SECONDS = 0.002  # between two reads of the workers' messages
@@ -89,7 +89,8 @@ class Session(contextlib.AbstractContextManager):
     Args:
         cores, device, backend: as `launch`.
         seed: seed of all random numbers, by default 0; None for `torch.initial_seed()` of the
-            notebook. The random sequence continues from run to run.
+            notebook. The random sequence continues from run to run. After a run that has called
+            `core.seed` or `core.same_seed`, several cores begin anew.
         limits: as `launch`.
         progress: the display of the session's start, as `launch`.
         matmul_precision, compile_cache, shard: as `launch`.
@@ -235,8 +236,14 @@ class Session(contextlib.AbstractContextManager):
                 self._last_use = time.monotonic()
 
     def close(self) -> None:
-        """End the workers, which gives the chips back. A second call does nothing."""
-        self._end("it was closed")
+        """End the workers, which gives the chips back. A second call does nothing.
+
+        Raises:
+            SessionEndedError: it is called in a run of the session, by a logger.
+        """
+        with self._lock:
+            self._refuse_in_a_run("session.close()")
+            self._end("it was closed")
 
     def _run(self, call, timeout: float | None, *, progress: str | None, loggers) -> Run:
         group = self._group
@@ -253,9 +260,10 @@ class Session(contextlib.AbstractContextManager):
             writers = log_writers(loggers, display)
             group.begin_run(display, self._limits, timeout=timeout, writers=writers)
             self._calls.write(call, was_left=self._was_left, seeds_again=seeds_again)
-            self._was_left = False
-            group.send(worker.RUN, group.run)
             try:
+                with without_interrupts():  # else some cores would begin the run and others not
+                    self._was_left = False
+                    group.send(worker.RUN, group.run)
                 failure = watch(group, display, self._recover)
                 if failure is None:
                     self._wait_for_prompts()
@@ -274,10 +282,13 @@ class Session(contextlib.AbstractContextManager):
     def _refuse_if_not_ready(self) -> None:
         if self._ended:
             raise SessionEndedError("the session has ended", found=self._ended, fix=_NEW)
+        self._refuse_in_a_run("session.run(...)")
+
+    def _refuse_in_a_run(self, call: str) -> None:
         if self._is_running:
             raise SessionEndedError(
                 "the session is busy: it runs one function at a time",
-                fix="call session.run(...) after the run, not in a logger",
+                fix=f"{call} after the run, not in a logger",
             )
 
     def _drew_unequally(self) -> bool:
@@ -310,14 +321,14 @@ class Session(contextlib.AbstractContextManager):
         with self._lock:
             if self._ended:
                 return
-            self._ended = why  # first, because the lines below may be interrupted
+            self._ended = why
+            self._closed.set()
             _open.remove(self)
             open_sessions.remove(self._record)
             session_groups.remove(self._group)
-            self._resources.close()
-            self._calls.close()
-            self._closed.set()
             atexit.unregister(self.close)
+            self._calls.close()
+            self._resources.close()  # last, because it takes seconds and may be interrupted
 
     def _close_when_idle(self) -> None:
         while not self._closed.wait(self._idle_seconds_left()):
@@ -336,16 +347,18 @@ class Session(contextlib.AbstractContextManager):
 class _Recovery:
     """Brings all cores of a session back to their prompts, between the same two steps.
 
-    1. Each core stops at its next boundary, and reports how many boundaries it has passed.
+    1. Each core stops at its next boundary, and reports the number of boundaries that it has passed
+       or is about to pass.
     2. The largest number reported is the limit: the other cores run on to it, so that every
        collective that has begun completes.
-    3. When all cores wait at the limit, an exception unwinds the worker functions. `fit` runs one
-       more step and saves instead.
+    3. When all cores wait at the limit, an exception unwinds the worker functions. `fit` first runs
+       one more step and saves.
 
-    If no core moves for some time before that, all get the exception at their present lines. If one
-    may wait in a graph for a core that has passed fewer boundaries, which it would do forever then,
-    they have more time. If a core has already left the run, all others get the exception at once,
-    because their next collective would never end. `session_worker` documents boundaries.
+    If no core moves for some time before that, all get the exception at their present lines. They
+    have more time if a core may wait in a graph for a core that has passed fewer boundaries: after
+    the exception that wait would never end. If a core has already left the run, all others get the
+    exception at once, because their next collective would never end. `session_worker` documents
+    boundaries.
     """
 
     def __init__(self, group: WorkerGroup):
@@ -356,7 +369,7 @@ class _Recovery:
         self._moved = self._began  # when these numbers last changed
 
     def bring_back(self) -> str:
-        """Return why a core has not come back; "" if all are at their prompts."""
+        """Return why the session must end; "" if all cores are at their prompts and in step."""
         next_request = 0.0
         end_command = None  # the last one sent
         while self._away() and self._seconds() < self._limit_seconds():
@@ -405,7 +418,7 @@ class _Recovery:
         return worker.RAISE if is_late and may_leave_here else None
 
     def wait_for_prompts(self) -> str:
-        """Wait for the prompts of cores that have returned; return as `bring_back`."""
+        """Wait for cores that have returned; return why the session must end, or ""."""
         while self._away() and self._seconds() < _PROMPT_SECONDS:
             time.sleep(_LOOK_SECONDS)
             self._group.read()

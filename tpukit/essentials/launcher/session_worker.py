@@ -6,8 +6,8 @@
                "running", 41 passed
     RAISE      interrupts the function           RunStopped unwinds the function
                                                  cleans up, reports "prompt"
-    END        as RAISE; but a function that     `fit` runs a step, saves, and returns
-               ends between steps runs on
+    END        as RAISE; but in `fit` it only    `fit` runs a step, saves, and raises
+               sets `end_requested`              `Terminated`; then as after RAISE
 
 A boundary is the beginning of a step, or of a collective outside of steps. All cores pass the same
 boundaries in the same order, so the number of boundaries passed is a common clock. With it the
@@ -124,7 +124,7 @@ class _SessionCore:
         self._worker.on_command.append(self._obey)
         self._core.internal.send(messages.Result(self._core.rank, None))  # of run 0, the start
         self._wait_at_prompt()
-        (memory,) = (cores.memory for cores in self._worker.cores if cores.core is self._core)
+        (memory,) = (each.memory for each in self._worker.cores if each.core is self._core)
         while True:
             self._begin_run(self._runs.get(), memory)
             has_returned = worker.run_function(self._core, memory, self._call)
@@ -135,6 +135,7 @@ class _SessionCore:
     def _wait_at_prompt(self) -> None:
         internal = self._core.internal
         internal.agreement.end_run()
+        internal.numbers.end_run(self._run)
         self._shared_numbers = internal.numbers.checksum()
         self._is_at_prompt = True
         if all(core._is_at_prompt for core in _cores):
@@ -274,7 +275,7 @@ def _torch_settings() -> list[tuple[Callable, object]]:
         (torch.set_grad_enabled, torch.is_grad_enabled()),
         (torch.set_default_dtype, torch.get_default_dtype()),
         (_set_default_device, torch.empty(0).device),
-        (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()),
+        (torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()),
     ]
 
 

@@ -105,7 +105,8 @@ def _check_backend(host: MachineInfo, backend: str | None) -> None:
 def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
     """Return the runtime of this name, or its dry run if the machine has no such device.
 
-    With None it returns the runtime of the fastest device, and never a dry run.
+    With None it returns the runtime of the fastest device: "cpu" if there is no accelerator, and
+    never the dry run of another backend.
     """
     if backend is None:
         present = [

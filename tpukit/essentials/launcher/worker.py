@@ -57,7 +57,7 @@ STOP = b"e"  # exit now, with all child processes
 # Commands of a session.
 RUN = b"r"  # run the function of this number
 LIMIT = b"l"  # pass this number of boundaries in all, wait at the next; report as `messages.At`
-END = b"d"  # as RAISE, but `fit` may end its step and save; all cores wait at the limit
+END = b"d"  # to cores that all wait at the limit: as RAISE, but `fit` runs a step and saves
 RAISE = b"x"  # leave the worker function by an exception
 
 
@@ -435,9 +435,10 @@ class _Worker:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     def end(self, *_: object) -> None:
-        """Handle SIGTERM: raise `Terminated` in the main thread, unless no core runs there.
+        """Handle SIGTERM: set `end_requested`, and raise `Terminated` in the main thread.
 
-        Before the first core has started, the exception ends the start of the device.
+        It is not raised if the core of the main thread ends between steps, or if all cores run in
+        other threads. Before the first core has started, it ends the start of the device.
         """
         if self.finished.is_set():
             return

@@ -68,11 +68,11 @@ class WorkerGroup:
         states: the states that must be in sync at the end, by rank.
         alone: cores that have trained but were in no collective.
         memory: peak host memory in bytes, by rank.
-        memory_growth: largest growth of the process since its start in bytes, by rank.
+        memory_growth: as `Run.memory_growth`, by rank.
         log: the rows of `core.log` so far.
         failures: the failures so far.
         began: `time.monotonic()` of the fork; in a session, of the start of the run.
-        core_0_saves: whether core 0 saves a checkpoint when it gets SIGTERM, as `fit` does.
+        core_0_saves: whether core 0 has called `fit` in this run, which may save on SIGTERM.
         run: number of the run; a launch has only run 0.
         places: the positions of a session's cores in this run, by rank.
         ended: `time.monotonic()` of the last result; 0 while the group runs.
@@ -193,7 +193,7 @@ class WorkerGroup:
         return self.failures.first()
 
     def looks(self, seconds: float) -> Iterator[None]:
-        """Read messages until all cores are done; yield after each check of the processes.
+        """Read messages until all cores are done, or the run has failed; yield after each check.
 
         Args:
             seconds: the longest time between two checks.
@@ -512,7 +512,7 @@ class InProcessGroup(WorkerGroup):
         # `run_core` reports every exception as a failure, but an interrupt ends the launch.
         if failure and isinstance(failure.error, KeyboardInterrupt):
             raise failure.error
-        yield from ()
+        yield from ()  # nothing, but it makes this method a generator
 
 
 def _wait(processes: Iterable[WorkerProcess], seconds: float) -> None:
