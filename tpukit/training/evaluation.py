@@ -213,8 +213,13 @@ def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
 
     if isinstance(loss, torch.nn.Module):
         # A copy, because the module's own weights (of classes, say) are in use on the device.
-        loss = copy.deepcopy(loss).cpu()
-    return lambda *parts: _loss(watched_loss(loss, *parts))
+        loss = copy.deepcopy(loss).cpu().eval()
+
+    def compute(*parts) -> Loss:
+        with torch.no_grad():  # a loss may have parameters, such as a learned temperature
+            return _loss(watched_loss(loss, *parts))
+
+    return compute
 
 
 def _tensors_of(loss: Callable) -> list:
