@@ -526,7 +526,8 @@ class Trainer:
     def _add_to_history(self, row: dict) -> bool:
         """Add the row of an epoch to the history; return whether it is the best epoch so far."""
         best = self.history.best
-        if self.augment and row["epoch"] == self.options.augment_from:
+        start = self.options.augment_from
+        if self.augment and best and best["epoch"] < start <= row["epoch"]:
             # Earlier epochs saw no augmented images. A better number of theirs may be overfitting.
             best = None
         is_best = self.best.is_better(row, than=best)
