@@ -106,6 +106,7 @@ class TensorBoardWriter:
             )
         from torch.utils.tensorboard import SummaryWriter
 
+        # Not Path(folder), which would change the slashes of a URL.
         self._writer = SummaryWriter(os.path.expanduser(folder))
 
     def __call__(self, row: Row) -> None:
