@@ -91,7 +91,8 @@ _USAGE = 2
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status: 0, 1 after a failure, 2 for wrong arguments.
 
-    Without arguments it prints the list of commands.
+    Without arguments it prints the list of commands. For arguments that argparse refuses, it raises
+    `SystemExit(2)`.
 
     Args:
         arguments: the command line without the program's name; None for `sys.argv[1:]`.

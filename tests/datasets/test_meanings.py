@@ -841,8 +841,10 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
         picture(1).save(
             source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)]
         )
+    pages = {"save_all": True, "append_images": [picture(4)]}
+    picture(3).save(source / "cat" / "large.tif", big_tiff=True, **pages)
     quietly(source, tmp_path / "moving")
-    said = "files with several pages or frames: 4; only the first page or frame of each is used"
+    said = "files with several pages or frames: 5; only the first page or frame of each is used"
     assert said in capsys.readouterr().out
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")

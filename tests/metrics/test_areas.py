@@ -235,3 +235,8 @@ def test_groups_that_nearly_all_have_both_classes_have_an_interval():
     assert (found.groups, found.positive_groups, found.negative_groups) == (40, 39, 40)
     assert found.auroc_interval[0] < found.auroc < found.auroc_interval[1]
     assert found.too_few() == ""
+
+
+def test_a_probability_that_is_nan_is_refused_also_for_a_label_that_no_sample_has():
+    with pytest.raises(ValueError, match="must not be nan"):
+        tpukit.metrics.auroc_table(np.zeros((3, 1)), np.full((3, 1), math.nan))

@@ -36,6 +36,12 @@ def test_a_score_may_be_infinite():
     assert found == sensitivity_at_false_alarms(0.25, truth, infinite.clip(max=9), groups=exams)
 
 
+def test_an_image_with_the_score_minus_infinity_can_be_marked():
+    scores = np.array([-np.inf, 0.5, 0.4, -np.inf])
+    found = sensitivity_at_false_alarms(9, [1, 1, 0, 0], scores, groups=range(4))
+    assert (found.sensitivity, found.false_alarms, found.threshold) == (1.0, 0.5, -np.inf)
+
+
 def test_the_interval_is_of_drawn_exams():
     random = np.random.default_rng(1)
     exams = np.repeat(np.arange(100), 10)

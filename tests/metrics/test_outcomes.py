@@ -25,6 +25,13 @@ def test_typical_ones_are_chosen_and_fewer_where_there_are_not_so_many():
     assert len(tpukit.metrics.choose_predictions(TRUTH[:3], CHANCES[:3])) == 2
 
 
+@pytest.mark.parametrize("shapes", [((-1,), (-1, 1)), ((-1, 1), (-1,)), ((-1, 1), (-1, 1))])
+def test_the_hardest_mistakes_are_the_same_if_a_model_returns_a_column(shapes):
+    of_labels, of_chances = shapes
+    found = tpukit.metrics.hardest_mistakes(TRUTH.reshape(of_labels), CHANCES.reshape(of_chances))
+    assert list(found) == [9, 3, 5, 8]
+
+
 def test_the_hardest_mistakes_come_worst_first_and_one_of_each_study():
     assert list(tpukit.metrics.hardest_mistakes(TRUTH, CHANCES)) == [9, 3, 5, 8]
     study = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 1])

@@ -162,7 +162,7 @@ def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy,
         ("no file", "no place", "another study", "another series", "compressed"), odd, strict=False
     ):
         assert words in said
-    assert odd[5].startswith("its file is not a CT slice: ")
+    assert odd[5].startswith("its file cannot be read as a CT slice: ")
     assert odd[6:] == [""] * 6
     assert (table.path[table.odd != ""] == "").all()
     assert table.position[table.odd != ""].isna().all()
@@ -185,7 +185,9 @@ def test_the_reason_is_told_of_a_file_that_is_named_by_its_identifier_alone(tmp_
     labels = pandas.DataFrame({**ids, "SOPInstanceUID": ["1.2.840.4", "1.2.840.5"]})
     table = pe.index_dicom(labels, tmp_path, missing="keep", workers=1, progress="off")
     odd = table.set_index("SOPInstanceUID").odd
-    assert odd["1.2.840.4"].startswith("its file is not a CT slice: its ImagePositionPatient")
+    assert odd["1.2.840.4"].startswith(
+        "its file cannot be read as a CT slice: its ImagePositionPatient"
+    )
     assert odd["1.2.840.5"] == ""
 
 

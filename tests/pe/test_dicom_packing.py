@@ -417,6 +417,7 @@ def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path)
         {"form": "png"},
         {"options": PackOptions(quality=96)},
         {"size": 0},
+        {"size": []},
         {"window": "bone"},
         {"window": (100, 0)},
         {"window": 7},

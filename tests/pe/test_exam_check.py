@@ -92,7 +92,7 @@ def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_t
     assert found["found"].tolist() == [
         "1 exams lack a slice",
         "5 files of modality PT",
-        "1 files are not CT slices",
+        "1 files cannot be read as CT slices",
         "1 series stored mirrored, upside down or lying: their images are turned",
         "5 slices without a Modality: they are treated as CT",
     ]

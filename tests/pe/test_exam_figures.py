@@ -69,6 +69,8 @@ def test_a_table_without_positions_or_with_other_probabilities_is_refused():
         pe.show_exams(table.drop(columns="position"), chances)
     with pytest.raises(ValueError, match=r"each of the 20 rows, got \(5,\)"):
         pe.show_exams(table, chances[:5])
+    with pytest.raises(ValueError, match="show_exams has no rows"):
+        pe.show_exams(table[:0], chances[:0])
 
 
 def test_a_figure_has_at_least_one_exam():
@@ -125,3 +127,5 @@ def test_logits_and_numbers_that_are_none_are_no_probabilities(values):
     )
     with pytest.raises(ValueError, match="probabilities|nan"):
         pe.show_exams(table, values)
+    with pytest.raises(ValueError, match="probabilities|nan"):
+        pe.show_exams(table, [0.3, 0.5], consistent=values)

@@ -101,6 +101,8 @@ def test_it_is_what_pack_dicom_stores_with_one_window(tmp_path):
     images = pe.NeighbouringSlices(tpukit.PackedImages(tmp_path / "windows", size=64), table)
     one, other = np.empty((8, 64, 64, 3)), np.empty((8, 64, 64, 3))
     one[direct.rows], other[images.rows] = direct.take(np.arange(8)), images.take(np.arange(8))
+    with pytest.raises(ValueError, match="of three windows, got PackedImages"):
+        pe.NeighbouringSlices(direct, pe.index_dicom(labels, dicom / "train", progress="off"))
     ids = labels.SOPInstanceUID.tolist()
     assert ids == table.SOPInstanceUID.tolist()
     assert abs(one - other).mean() < 6, "JPEG twice, of other colours"

@@ -97,6 +97,15 @@ def test_the_fix_selects_a_series_whose_description_is_in_no_other(tmp_path, des
     assert len(pe.read_exams(tmp_path, series="CT thin", **QUIET)) == 4
 
 
+def test_the_fix_for_two_series_with_one_description_is_to_move_files(tmp_path):
+    for number in range(2):
+        common = {"study": "a", "series": str(number), "SeriesDescription": "CT"}
+        write_series(tmp_path, Truth(), name=str(number), count=4, first=9 * number, **common)
+    with pytest.raises(ValueError, match="1 of 1 exams have several series") as caught:
+        pe.read_exams(tmp_path, series="CT", **QUIET)
+    assert caught.value.fix == "move the files of all series but one to another folder"
+
+
 def test_a_column_that_is_no_label_is_left_out_as_the_fix_says(folder):
     table = labels(folder).assign(age=[50, 60, 70, 80])
     with pytest.raises(ValueError, match="age has 4 labels that are neither 0 nor 1") as caught:

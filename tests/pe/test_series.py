@@ -308,6 +308,18 @@ def test_a_file_that_was_damaged_and_copied_again_is_read(tmp_path):
         assert (len(found), len(others)) == (slices, 1 - slices)
 
 
+def test_a_link_to_a_missing_file_is_damaged_and_ends_no_reading(tmp_path):
+    write(tmp_path / "in" / "x.dcm")
+    (tmp_path / "in" / "gone.dcm").symlink_to("nowhere.dcm")
+    names = find_files(tmp_path / "in")
+    assert names == ["gone.dcm", "x.dcm"]
+    found, others = read_headers(tmp_path / "in", names, tmp_path / "work", 1, "off")
+    assert (found["file"].tolist(), others) == (
+        [1],
+        [[0, "a symbolic link to a file that does not exist"]],
+    )
+
+
 def test_links_to_folders_are_not_followed_and_said(tmp_path, capsys):
     write(tmp_path / "in" / "x.dcm")
     (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")

@@ -100,9 +100,10 @@ def _numbers(step, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_deca
 
 
 def adam_numbers(optimizer, group: dict, step: float):
-    """Return the numbers that Adam sends to the device in a step, (7,) float32.
+    """Return the numbers that `step_of_adam` sends to the device in a step, (7,) float32.
 
     The result is None if the optimizer is not an Adam, or if one of its settings is not a number.
+    Settings for which PyTorch's own step runs, such as `amsgrad`, are not checked.
 
     Args:
         optimizer: any optimizer.

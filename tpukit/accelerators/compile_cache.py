@@ -47,10 +47,11 @@ class Done(ctypes.Structure):
         ("compiling_seconds", ctypes.c_double),
         ("waiting_seconds", ctypes.c_double),
     ]
+    # By `doing`. While torch_xla prepares a compilation, before it calls the library, `doing` is 0.
     _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
 
     def now(self) -> tuple[str, bool]:
-        """Return the current activity in words, and True if it is a wait for another process."""
+        """Return what a compilation does now, and True if it waits for another process."""
         doing = self.doing
         return self._WORDS[doing], doing == _WAITING
 

@@ -64,7 +64,7 @@ class ShardedTpu(Tpu):
         torch.nn.modules.module.register_module_forward_hook(self._keep_batch_sharded)
 
     def place(self, tensors: list) -> list:
-        """Mark each tensor as sharded over the chips, or as whole, before it is sent to the chips.
+        """Mark each XLA tensor as sharded over the chips, or as whole, before it is sent to them.
 
         Returns:
             the large tensors that cannot be sharded, because the number of chips divides none of
@@ -168,7 +168,7 @@ class ShardedTpu(Tpu):
         return (shape[0] // self.chips, *shape[1:])
 
     def to_device(self, tensors: list) -> list:
-        """Send the tensors of a batch; each chip gets only its part of each tensor."""
+        """Send the tensors of a batch; each chip gets its part of each tensor, see `part_of`."""
         import torch_xla
         import torch_xla.distributed.spmd as xs
 

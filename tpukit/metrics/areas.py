@@ -31,6 +31,7 @@ from tpukit.metrics.samples import (
     count_groups,
     group_numbers,
     one_label,
+    refuse_nan,
 )
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def auroc_table(
             fix="labels (N, L), probabilities (N, L) and L names",
         )
     check_yes_or_no(labels)
+    refuse_nan(probabilities)
     if groups is not None:
         groups = group_numbers(groups, len(labels))
     rows = []

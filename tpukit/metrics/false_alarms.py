@@ -72,19 +72,21 @@ def sensitivity_at_false_alarms(
     if not false_alarms >= 0:
         fact = f"false_alarms must be a number per group, 0 or more, got {false_alarms}"
         raise InvalidValueError(fact, fix="false_alarms=1.0")
-    truth, chances, numbers = one_label(labels, probabilities, groups)
-    # For each group, the highest probability of its positive images: an exam is found if this image
-    # is marked. -inf for a group without positive images.
+    truth, scores, numbers = one_label(labels, probabilities, groups)
+    # Ranks in place of probabilities, so that every image is above -inf, also a score of -inf.
+    _, ranks = np.unique(scores, return_inverse=True)
+    # For each group, the highest rank of its positive images: an exam is found if this image is
+    # marked. -inf for a group without positive images.
     found_at = np.full(numbers.max() + 1, -np.inf)
-    np.maximum.at(found_at, numbers[truth == 1], chances[truth == 1])
+    np.maximum.at(found_at, numbers[truth == 1], ranks[truth == 1])
     is_positive = np.bincount(numbers[truth == 1], minlength=len(found_at)) > 0
     # The negative images from the most probable down: these are marked first.
-    order = np.argsort(-chances[truth == 0], kind="stable")
-    alarms = chances[truth == 0][order]
+    order = np.argsort(-ranks[truth == 0], kind="stable")
+    alarms = ranks[truth == 0][order]
     group_of_alarm = numbers[truth == 0][order]
 
     def limit(weights) -> float:
-        """Return the probability above which images may be marked; -inf if all may be marked."""
+        """Return the rank above which images may be marked; -inf if all may be marked."""
         count = np.cumsum(weights[group_of_alarm])
         allowed = np.searchsorted(count, false_alarms * weights.sum() + _ROUNDING, side="right")
         return alarms[allowed] if allowed < len(alarms) else -math.inf
@@ -104,7 +106,7 @@ def sensitivity_at_false_alarms(
         draws = drawn_weights(truth, numbers, resamples, seed=seed)
         found = [sensitivity(weights[first]) for weights in draws]
         interval = middle_95(found)
-    marked = chances[chances > limit(once)]
+    marked = scores[ranks > limit(once)]
     return FalseAlarmPoint(
         threshold=float(marked.min(initial=math.inf)),
         sensitivity=sensitivity(once),

@@ -49,8 +49,8 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
         (N,) texts.
 
     Raises:
-        ValueError: the shapes are not (N,), or differ; a label is neither 0 nor 1; or a probability
-            or the threshold is outside [0, 1].
+        ValueError: the shapes are not (N,) or (N, 1); the lengths differ; a label is neither 0 nor
+            1; or a probability or the threshold is outside [0, 1].
     """
     import numpy as np
 
@@ -87,8 +87,8 @@ def choose_predictions(
         (K,) int64, to index images, labels and probabilities.
 
     Raises:
-        ValueError: the shapes are not (N,), or differ; a label is neither 0 nor 1; or a probability
-            or the threshold is outside [0, 1].
+        ValueError: the shapes are not (N,) or (N, 1); the lengths differ; a label is neither 0 nor
+            1; or a probability or the threshold is outside [0, 1].
     """
     import numpy as np
 
@@ -135,7 +135,7 @@ def hardest_mistakes(
 
     words = outcomes(labels, probabilities, threshold=threshold)
     # A miss with probability 0.1 has the error 0.9, and so has a false alarm with 0.9.
-    errors = np.abs(as_array(labels) - as_array(probabilities)).ravel()
+    errors = np.abs(as_array(labels).ravel() - as_array(probabilities).ravel())
     wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
     wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
     if groups is not None:

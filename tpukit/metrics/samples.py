@@ -28,7 +28,7 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
-        probabilities: the same shape as `labels`; any scores without nan, because only their order
+        probabilities: (N,) or (N, 1); any scores without nan, because only their order
             counts.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
 
@@ -38,7 +38,7 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
     """
     truth, chances = _one_column(labels, probabilities)
     check_yes_or_no(truth)
-    _refuse_nan(chances)
+    refuse_nan(chances)
     if not 0 < truth.sum() < len(truth):
         have = f"{truth.sum():.0f} of {len(truth)} have it"
         raise InvalidValueError(
@@ -53,7 +53,7 @@ def one_label_with_threshold(labels: Any, probabilities: Any, threshold: float) 
 
     Args:
         labels: (N,) or (N, 1) zeros and ones.
-        probabilities: the same shape as `labels`; in [0, 1], not logits.
+        probabilities: (N,) or (N, 1); in [0, 1], not logits.
         threshold: in [0, 1].
 
     Raises:
@@ -104,7 +104,7 @@ def check_yes_or_no(labels: np.ndarray) -> None:
 
 def check_probabilities(chances: np.ndarray) -> None:
     """Raise InvalidValueError if a probability is nan or outside [0, 1], as logits are."""
-    _refuse_nan(chances)
+    refuse_nan(chances)
     if not ((chances >= 0) & (chances <= 1)).all():
         raise InvalidValueError(
             f"probabilities must be in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
@@ -119,7 +119,8 @@ def check_threshold(threshold: float) -> None:
         raise InvalidValueError(fact, fix="threshold=0.5")
 
 
-def _refuse_nan(chances: np.ndarray) -> None:
+def refuse_nan(chances: np.ndarray) -> None:
+    """Raise InvalidValueError if a probability or score is nan."""
     import numpy as np
 
     is_nan = np.isnan(chances)

@@ -7,8 +7,7 @@ from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
 # The centre of an entry of a map, as a share of the stride from the entry's edge: the middle of the
-# first of 8 pixels, the stride of layer2. Strided layers of a ResNet have odd kernels with half of
-# the kernel as padding.
+# first of 8 pixels, the stride of layer2. A ResNet's strided kernels are odd, and padded by half.
 _CENTRE = 1 / 16
 
 
@@ -30,13 +29,14 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     `attention_in_mask`.
 
     In a ResNet, the centre of entry i of a map is at pixel i times the total stride of the layer.
-    `attention_in_mask` and `show_activation` place the entries at these pixels.
+    `attention_in_mask` and `show_activation` place the entries of layer2 at these pixels, and those
+    of other layers at most 1.5 pixels away from them.
 
     Args:
         model: a network with one output per label of `LABELS`, such as `resnet34()`; call
             `class_activation` in the worker function.
         label: a member of `LABELS`.
-        layer: the name of a module of the network.
+        layer: the name of a module of the network whose output is (N, C, h, w).
 
     Returns:
         A torch.nn.Module. Its input is (N, 3, H, W) float32, as `normalize` returns it; its output

@@ -46,8 +46,7 @@ def position_prior(labels, table, bins: int = 20):
     present = labels[LABELS[0]]
     count = np.bincount(known, minlength=bins)
     positive = np.bincount(known, weights=present, minlength=bins)
-    # Add one image with the mean frequency to each height, so that a height without images gets the
-    # mean.
+    # Add one image with the mean frequency to each bin, so that a bin without images gets the mean.
     frequency = (positive + present.mean()) / (count + 1)
     exams = labels.groupby(STUDY)[list(EXAM_LABELS)].first()
     # Add half an exam with each label and half an exam without. So no frequency is 0 or 1, which

@@ -397,7 +397,7 @@ def hounsfield_table(scale: Scale):
     codes = np.arange(65536, dtype=np.uint16)
     values = codes.view(np.int16) if scale.signed else codes
     spare = 16 - scale.bits
-    if spare and not scale.padding:
+    if spare and not scale.padding:  # padding values may need all 16 bits
         # The bits above BitsStored may have an overlay, which decoders do not remove from
         # compressed pixels. Two shifts remove these bits and extend the sign.
         values = (codes << spare).view(values.dtype) >> spare

@@ -33,8 +33,8 @@ from tpukit.pe.series import (
 
 _FIELDS = {STUDY: "study", SERIES: "series"}  # the field of a header for each column of the labels
 _COPY_AGAIN = "copy them again, if they are slices"
-# The advice of `check_exams` for facts of `find_places`. It is not for missing slices and shared
-# positions, which `check_exams` finds itself.
+# The advice of `check_exams` for facts of `find_places`. It finds gaps and equal positions itself,
+# and does not report other facts.
 ADVICE = {
     TURNED: "nothing",
     TILTED: "nothing: positions are along the normal of the slices",
@@ -60,7 +60,7 @@ def index_dicom(
     The header identifies the image of a file, so the names of files do not matter. The position is
     in mm, from the feet to the head, by ImagePositionPatient and not by InstanceNumber. Files
     without a row in the labels, and files of another modality than CT, are ignored, and their
-    number is printed. `check_exams` collects everything unusual in a single table.
+    number is printed. `check_exams` lists what is unusual in a single table.
 
     Args:
         labels: the table of `read_labels`, or the competition's test.csv. Only the identifiers of
@@ -68,7 +68,7 @@ def index_dicom(
         folder: the folder that contains the study folders, named train in the competition.
         missing: "raise" for a FileNotFoundError if a row has no file. "drop" to leave such rows out
             and print their number. "keep" to return all rows with one more column, `odd`, which has
-            the problem with the image, or "".
+            the problem with the image, or ""; of two files with one image, the first is used.
         cache: a folder that stores the headers, so that the next call, also after an interruption,
             does not read them again. If files were added or removed, it reads all headers again. Of
             more than 20,000 files, it looks for changes in a sample of at most 20,000. None to read
@@ -137,7 +137,7 @@ def index_dicom(
 
 
 def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
-    """Print the files that are not CT slices, and return them as rows of `check_exams`."""
+    """Print the number of files that are not CT slices; return them as rows of `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])
@@ -145,8 +145,8 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     if rest:
         number, reason = rest[0]
         example = f"{names[number]}: {reason}"
-        noticed.append([f"{len(rest):,} files are not CT slices", example, _COPY_AGAIN])
-        print(f"{len(rest)} files in {folder} are not CT slices, for instance {example}")
+        noticed.append([f"{len(rest):,} files cannot be read as CT slices", example, _COPY_AGAIN])
+        print(f"{len(rest)} files in {folder} cannot be read as CT slices, for instance {example}")
     return noticed
 
 
@@ -163,7 +163,7 @@ def _no_file(labels, reasons: dict[str, str]):
     odd = []
     for uid in labels[IMAGE]:
         if uid in reasons:
-            odd.append(f"its file is not a CT slice: {reasons[uid]}")
+            odd.append(f"its file cannot be read as a CT slice: {reasons[uid]}")
         else:
             odd.append("it has no file")
     empty = np.full(len(labels), "", object)

@@ -65,11 +65,11 @@ def pack_dicom(
 ):
     """Pack a folder of CT series, one image per slice, without another copy of the DICOM files.
 
-    `pack_dicom` reads all headers first, then every slice once. In the pack, the slices of a series
+    `pack_dicom` reads the headers first, then every slice once. In the pack, the slices of a series
     follow each other from the feet to the head, by ImagePositionPatient. Images that are stored
-    mirrored, upside down or lying are turned. Files of another modality than CT are left out.
-    `pack_dicom` prints anything unusual about series. If the call is interrupted, the same call
-    continues. If everything is packed, the call only compares the names and sizes of the files.
+    mirrored, upside down or lying are turned. Intact files of other kinds, such as MR and
+    localizers, are left out. If the call is interrupted, the same call continues. If everything is
+    packed, the call only compares the names and sizes of the files.
 
     A JPEG of 256 pixels takes 18.6 kB, measured on phantoms, which are noisier than patients. For
     the 1,790,594 slices of the RSNA competition that is 33 GB. An int16 image takes 131 kB, or
@@ -81,9 +81,9 @@ def pack_dicom(
         to: a new or empty folder, or one in which the same pack was begun; or several folders, as
             for `tpukit.pack`.
         labels: the table of `read_labels` or `read_exams`, or some of its rows, joined by
-            SOPInstanceUID. Images without a row are left out, and their number is printed. None to
-            pack all slices without labels. The table of `index_dicom` also has the file and
-            position of each image, so `pack_dicom` does not read the headers again.
+            SOPInstanceUID; None to pack all slices without labels. Images without a row are left
+            out. Tables of `index_dicom` and `read_exams` have the file and position of each image.
+            With others, `pack_dicom` reads all headers, and prints what is unusual about series.
         window: None for the lung, embolism and mediastinal windows of a slice as red, green and
             blue. Or one window: a name ("lung", "embolism", "mediastinum") or (level, width) in
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
@@ -119,12 +119,12 @@ def pack_dicom(
             are damaged.
         FileNotFoundError: there is no DICOM file in the folder, or a row has no file.
         DiskFullError: the disk is too small for the pack.
-        OSError: a file is damaged or is not a CT slice; or the disk becomes full during the call.
+        OSError: a file is damaged, not DICOM, or an enhanced CT; or the disk becomes full.
         FileExistsError: `to` contains another pack, or other files.
         ModuleNotFoundError: pydicom, a decoder that these files need, or array_record is not
             installed.
     """
-    sizes = list(size) if isinstance(size, Sequence) else [size]
+    sizes = list(size) if isinstance(size, Sequence) and len(size) else [size]
     sizes = [whole_number("size", pixels, 1) for pixels in sizes]
     check_arguments(damaged, options, size=sizes[0])
     options = _own_options(options)
@@ -232,7 +232,7 @@ def _window(window) -> list[float] | None:
 
 
 def _indexed(labels, folder) -> list[str] | None:
-    """Return the paths of the files in the table of `index_dicom`, relative to the folder.
+    """Return the paths in a table of `index_dicom` or `read_exams`, relative to the folder.
 
     None for another table, or if a row has no position or a file outside this folder.
     """
@@ -256,7 +256,7 @@ class _Slices:
         folder: the folder of the DICOM files.
         names: the paths of the files, relative to the folder.
         labels, columns: as for `pack_dicom`.
-        indexed: the file of each row of `index_dicom`; None if the headers must be read.
+        indexed: the file of each row of the labels; None if the headers must be read.
         settings: the entries of the plan of the pack.
         share: the share of the files that may be damaged.
         workers, progress: as for `read_headers`.
@@ -328,7 +328,7 @@ class _Slices:
         return self._lay_out(*self._by_headers(work), work)
 
     def _by_index(self) -> tuple:
-        """Return headers from the table of `index_dicom`, their rows in it, and their order.
+        """Return headers from the labels' own columns, their rows in the labels, and their order.
 
         Only the fields study, series and file of the headers are set.
         """
@@ -454,7 +454,7 @@ def _facts(names: list[str], labels, columns: list[str]) -> dict:
 
 
 def _report_others(folder, names, others, *, share: float, slices: int) -> None:
-    """Print the number of files that are not CT slices; raise an error if there are too many.
+    """Print the number of files that cannot be read; raise an error if there are too many.
 
     Args:
         folder, names: the folder and all files in it.
@@ -466,7 +466,7 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         others = without_others(folder, names, others)
         if not others:
             return
-    number, why = others[0] if others else (0, "not a DICOM file")
+    number, why = others[0]
     found = f"for instance {os.path.join(folder, names[number])}: {why}"
     if not slices:
         raise InvalidValueError(
@@ -480,9 +480,9 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         if lost <= share_of("skip"):
             enough = '"skip"'
         raise SystemFailureError(
-            f"{len(others):,} of {len(names):,} files in {folder} are not CT slices",
+            f"{len(others):,} of {len(names):,} files in {folder} cannot be read as CT slices",
             found=found,
             fix="copy these files again or remove them; or leave them out: "
             f"pack_dicom(..., damaged={enough})",
         )
-    print(f"left out {len(others):,} of {len(names):,} files that are not CT slices, {found}")
+    print(f"left out {len(others):,} of {len(names):,} files that cannot be read, {found}")

@@ -1,4 +1,4 @@
-"""Find everything unusual about the exams of a table, before anything is packed or trained.
+"""Find irregular exams in a table, before anything is packed or trained.
 
 Positions along the body in mm, in an exam whose usual step is 1.25 mm:
 
@@ -37,7 +37,7 @@ class _Exams(NamedTuple):
 
 
 def check_exams(table):
-    """Return a table of everything unusual about exams, with an example and advice.
+    """Return a table of the irregularities of exams, with an example of each and advice.
 
     An exam is irregular if it has several series, slices at equal positions, or a gap because a
     slice is missing. It is also irregular if the spacing changes although the slices are numbered
@@ -52,8 +52,8 @@ def check_exams(table):
             is not changed.
 
     Returns:
-        A DataFrame with the columns "found", "for instance" and "what to do"; empty if nothing is
-        unusual.
+        A DataFrame with the columns "found", "for instance" and "what to do"; empty if nothing was
+        found.
 
     Raises:
         ValueError: the table lacks the column of an identifier or of the position.

@@ -63,8 +63,8 @@ def show_exams(
         The figure.
 
     Raises:
-        ValueError: the table lacks a column, an argument does not have one number per row, a label
-            is neither 0 nor 1, a probability is outside [0, 1], or an attention is negative.
+        ValueError: the table has no rows or lacks a column; an argument has another length; a label
+            is neither 0 nor 1; a probability is outside [0, 1]; or an attention is negative.
     """
     check_count("limit", limit)
     table = _table(labels, probabilities, consistent, attention=attention)
@@ -90,12 +90,13 @@ def show_exams(
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         highest = table.groupby(STUDY).probability.max()
         found = int((highest[sick] >= threshold).sum())
+        attended = f" Attention on slices with an embolus: {', '.join(shares)}." if shares else ""
         look.describe(
             figure,
             f"The probability of an embolus along the body in {len(chosen)} exams, "
             f"{len(sick)} of them with an embolus. "
             f"In {found} of these it reaches {threshold:g} on some slice."
-            f"{_shares_in_words(shares)}",
+            f"{attended}",
         )
     return figure
 
@@ -103,7 +104,8 @@ def show_exams(
 def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) -> pd.DataFrame:
     """Check the arguments of `show_exams`; return one table, sorted by exam and position."""
     count = len(labels)
-    check_probabilities(as_array(probabilities))
+    if not count:
+        raise InvalidValueError("the table of show_exams has no rows", fix="pass at least one exam")
     weights = None
     if attention is not None:
         weights = as_array(attention)
@@ -127,6 +129,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
                 f"show_exams needs one probability for each of the {count} rows, got {shape}",
                 fix="pass the image label's probabilities of all rows: probabilities[:, 0]",
             )
+        check_probabilities(values)
     check_yes_or_no(labels, [_EMBOLUS])
     table = labels.assign(
         probability=given,
@@ -204,9 +207,3 @@ def _legend(shown: _Shown) -> str:
     if shown.attention:
         entries.append("green: its attention, and the share of it on orange")
     return "    ".join(entries)
-
-
-def _shares_in_words(shares: list[str]) -> str:
-    if not shares:
-        return ""
-    return f" Attention on slices with an embolus: {', '.join(shares)}."

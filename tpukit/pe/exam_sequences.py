@@ -7,8 +7,7 @@ shape in a batch. With 4 parts:
     part of each slice         0  0  1  2  2  3        slice of each part    0  0  1  2
 
 The features of a part are the mean over its slices, followed by their maximum. The maximum shows an
-embolus on one or two slices, which the mean may hide. If an exam has fewer slices than parts, a
-slice is in several parts.
+embolus on one or two slices, which the mean may hide.
 """
 
 from collections.abc import Sequence

@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         (int, 0 for the first slice of a series).
 
     Raises:
-        FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
+        FileNotFoundError: no folder, no image in it, or a row without a file ("drop": all rows).
         ValueError: two files have the name of the same image.
     """
     check_missing(missing)

@@ -25,9 +25,9 @@ def resnet34(weights: str | Path | None = None, *, outputs: int = 10, pool_first
         weights: the path of a file with the state dict of a ResNet-34; None for torchvision's file
             in torch's cache. The last layer of the file is used only if it has `outputs` rows.
         outputs: the number of logits, one per label in the order of `LABELS`.
-        pool_first: True to pool before the BatchNorm of the stem, in training on XLA. The result is
-            the same except for rounding. By the estimates of the TPU's compiler, a step takes a
-            twelfth fewer cycles; see `tpukit.pe.stem`. False for torchvision's order.
+        pool_first: True to pool before the BatchNorm of the stem, in training with torch_xla. The
+            result is the same except for rounding. By the estimates of the TPU's compiler, a step
+            takes a twelfth fewer cycles; see `tpukit.pe.stem`. False for torchvision's order.
 
     Returns:
         A torch.nn.Module. Its input is (N, 3, H, W) float32, as `normalize` returns it; its output
@@ -158,9 +158,7 @@ def _shapes(state: object) -> dict[str, tuple]:
     """Return the shape of each tensor of a state dict; empty for any other object."""
     import torch
 
-    if not isinstance(state, dict):
-        return {}
-    if not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
         return {}
     return {name: value.shape for name, value in state.items()}
 

@@ -107,7 +107,7 @@ def _find_slices(folder, workers: int | None, progress: str | None):
     position, facts = find_places(headers, series)
     for fact, (count, first) in facts.items():
         print(f"{count:,} {fact}; series {first}")
-        if fact in ADVICE:  # `check_exams` finds all other facts itself
+        if fact in ADVICE:
             noticed.append([f"{count:,} {fact}", f"series {first}", ADVICE[fact]])
     has_place = np.isfinite(position)
     is_placed = np.bincount(series, weights=has_place)[series] > 0
@@ -319,13 +319,16 @@ def _one_series(table, series: str | None):
     several = count[count > 1]
     if len(several):
         exam = several.index[0]
-        # The longest, because no other description contains it.
-        description = max(table["description"][table["exam"] == exam], key=len)
+        texts = table[table["exam"] == exam].groupby(SERIES)["description"].first().tolist()
+        description = max(texts, key=len)  # no other description contains the longest one
+        fix = f"read_exams(folder, labels, series={description!r})"
+        if texts.count(description) > 1:
+            fix = "move the files of all series but one to another folder"
         raise InvalidValueError(
             f"{len(several)} of {len(count)} exams have several series, which cover the same "
             "part of the body",
             found=f"exam {exam}: {_descriptions(table, exam)}",
-            fix=f"read_exams(folder, labels, series={description!r})",
+            fix=fix,
         )
     return table
 

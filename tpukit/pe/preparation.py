@@ -117,7 +117,7 @@ class Preparation:
         return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices with the same settings.
+        """Pack other slices with the same settings; `image_size` is for `PackedImages(to, size)`.
 
         Args:
             folder, to, labels: as for `pack_dicom`.

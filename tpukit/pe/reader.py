@@ -45,7 +45,7 @@ _FLAGS = {  # quality flags by the radiologists who labelled the exams; no netwo
 class SliceFacts(NamedTuple):
     """The facts about one slice that the viewer and the montage show."""
 
-    number: int  # in its series, from 1
+    number: int  # among the slices of the series that have an image, from 1
     present: bool  # True if the slice has an embolus by the labels
     probability: float | None  # the predicted probability of an embolus; None without predictions
     words: str  # the description of the slice

@@ -113,7 +113,7 @@ def find_files(folder) -> list[str]:
 
     Raises:
         FileNotFoundError: the folder does not exist, or it contains no DICOM file.
-        OSError: a folder in it cannot be listed.
+        OSError: a folder in it cannot be listed, or a file without such an ending cannot be read.
     """
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
@@ -159,9 +159,8 @@ def _all_files(folder: str) -> tuple[list[str], list[str]]:
 def _print_left_out(folder: str, others: list[str], links: list[str]) -> None:
     """Print the number of files that are not DICOM, and of links to folders."""
     if others:
-        print(
-            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
-        )
+        endings = _by_ending(others)
+        print(f"left out {len(others):,} files in {folder} that are not DICOM: {endings}")
     if links:
         example = links[0]
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
@@ -186,7 +185,7 @@ def _is_dicom_file(path: str) -> bool:
 
 
 def _by_ending(names: list[str]) -> str:
-    """Return how many names have each ending, the most frequent first: "12 .csv, 1 without"."""
+    """Return the counts of the five most frequent endings: "12 .csv, 1 without an ending"."""
     endings = [os.path.splitext(name)[1].lower() or "without an ending" for name in names]
     return ", ".join(f"{count:,} {ending}" for ending, count in Counter(endings).most_common(5))
 
@@ -346,7 +345,7 @@ def _read_chunks(job: list) -> None:
     names = Names(work / "files")
     for chunk in range(rank, math.ceil(count / CHUNK), workers):
         done = _chunk_file(work, chunk, "json")
-        # A chunk with damaged files is read again, because the user may have replaced the files.
+        # A chunk with files that are not CT slices is read again: the user may have replaced them.
         if done.exists() and done.read_bytes() == b"[]":
             continue
         numbers = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
@@ -393,8 +392,10 @@ def _read_header(path: str) -> _Header | str:
             unscaled=bool(missing),
             unnamed=not file.get("Modality"),
         )
-    except OSError:  # as from a network drive; the file is not damaged
-        raise
+    except OSError:
+        if os.path.islink(path) and not os.path.exists(path):
+            return "a symbolic link to a file that does not exist"
+        raise  # as from a network drive; the file is not damaged
     except pydicom.errors.InvalidDicomError:
         return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
     except NotACTSliceError as error:
@@ -418,15 +419,14 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
 
 
 def without_others(folder, names: list[str], others: list) -> list:
-    """Print the number of intact files that are no CT slices; return the damaged files.
+    """Print the number of intact files of `OTHER_KINDS`; return the entries of all other files.
+
+    The other files are damaged or incomplete, not DICOM, or have several frames.
 
     Args:
         folder: the folder, for the text.
         names: the paths of all files.
         others: the list that `read_headers` returns.
-
-    Returns:
-        The entries of `others` for damaged files.
     """
     for files, example in of_other_kinds(names, others):
         reason = "only slices of CT have Hounsfield units"
@@ -435,7 +435,7 @@ def without_others(folder, names: list[str], others: list) -> list:
 
 
 def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
-    """Return a pair of texts for each kind of file that is not a CT slice: count and example."""
+    """Return a pair of texts for each of `OTHER_KINDS` that occurs: count and example."""
     found = {}
     for number, reason in others:
         if reason.startswith(OTHER_KINDS):
@@ -471,9 +471,9 @@ def series_numbers(headers):
 def arrange(headers) -> tuple:
     """Sort slices by series, and within each series along the body.
 
-    The order does not depend on InstanceNumber or on how the patient lay. Slices without a
-    position, or with another orientation than most of their series, come first in their series,
-    sorted by InstanceNumber.
+    The order does not depend on how the patient lay, and on InstanceNumber only for slices at equal
+    positions. Slices without a position, or with another orientation than most of their series,
+    come first in their series, sorted by InstanceNumber.
 
     Args:
         headers: (N,) of `header_type`.

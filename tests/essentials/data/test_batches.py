@@ -397,3 +397,29 @@ def test_core_batches_takes_weights_in_a_launch():
     (alone,) = launch(weighted, cores=1, backend="cpu", progress="off").results
     assert sorted(both[0] + both[1]) == sorted(alone)
     assert not set(alone) & set(range(10, 20))
+
+
+@pytest.mark.parametrize(
+    ("cores", "hosts", "workers"), [(1, 1, 7), (2, 1, 3), (4, 2, 3), (8, 8, 7), (16, 1, 0)]
+)
+def test_the_cores_of_a_host_share_its_processors_for_decoding(monkeypatch, cores, hosts, workers):
+    monkeypatch.setattr("tpukit.essentials.data.batches.cpus", lambda: 8)
+    pixels = Pixels(40)
+    pixels.encoding = "jpeg"
+    batches = Batches(pixels, batch_size=2, world_size=cores, hosts=hosts)
+    assert batches._feed._workers == workers
+
+
+def test_the_default_loader_processes_share_no_open_file(monkeypatch):
+    monkeypatch.setattr("tpukit.essentials.data.batches.cpus", lambda: 2)
+    pixels = Pixels(40)
+    pixels.encoding = "jpeg"
+    with open(__file__, "rb") as pixels.file, pytest.raises(ValueError, match="an open file"):
+        Batches(pixels, batch_size=2)
+
+
+def test_a_state_has_no_numbers_of_numpy_which_torch_does_not_load(tmp_path):
+    batches = Batches(Numbers(9), batch_size=np.int64(2), seed=np.int64(3))
+    torch.save(batches.state_dict(), tmp_path / "state")
+    state = torch.load(tmp_path / "state", weights_only=True)
+    assert (state["seed"], state["layout"]["batch_size"]) == (3, 2)

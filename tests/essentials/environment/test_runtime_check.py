@@ -220,10 +220,8 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
         assert (
             finding.state,
             "torch_tpu needs libtpu, and torch 2.11 to 2.15" in finding.fact,
-        ) == (
-            "failure",
-            True,
-        )
+            "None" not in finding.fact,
+        ) == ("failure", True, True)
         assert "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu" in finding.fix
 
 
@@ -551,6 +549,12 @@ def test_tensorflow_that_takes_the_tpus_library_is_found(look, machine, versions
             "memory",
             "4.0 GiB for 8 workers",
             {"memory": 9 * 2**30},
+        ),
+        (
+            replace(KAGGLE, memory=4 * 2**30, generation="v3", chips=4),
+            "memory",
+            "4.0 GiB for 4 workers",  # each with the two cores of a chip
+            {"memory": 5 * 2**30},
         ),
         (
             replace(LAPTOP, memory=2 * 2**30, cpus=1),

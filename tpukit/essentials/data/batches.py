@@ -50,20 +50,24 @@ class Batches:
         batch_size: number of samples per core and step.
         rank: the number of this core.
         world_size: the number of cores.
+        hosts: the number of machines that have these cores, equally many each.
         shuffle: use a new order in each epoch.
         weights: one number per sample; None for none. An epoch draws as many samples as the dataset
-            has, with replacement, each with a probability in proportion to its weight.
+            has, with replacement, each with a probability in proportion to its weight. The order is
+            then random, also without `shuffle`.
         drop_last: leave out the last samples if they do not fill a step; otherwise padding repeats
             some samples.
-        mask: add to each batch a (batch_size,) bool tensor, False for padding.
+        mask: add to each batch a (batch_size,) bool tensor, False for padding. It is the item
+            "mask" of a dict, otherwise the last item of a tuple.
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
-        seed: the seed of the order, and of the random numbers of each batch; 0 or more.
+        seed: the seed of the order; 0 or more. Loader processes also seed the random numbers of
+            each batch with it.
         workers: number of loader processes. If a source decodes JPEG images, None means one less
             than the number of processors per core, at most 16. Otherwise None means 0.
         threads: number of threads that prepare the batches of a source.
         send: a function that copies a list of tensors to the device; None to leave them on the
             host.
-        received: a function. When a loop gets a batch, the function is called with this batch.
+        received: a function that is called with each batch that a loop gets, before `arrange`.
         shares_process: True if other cores are threads of this process, which share its random
             generators.
         numbers: a function that returns a context manager. If `workers` is 0, samples are read in
@@ -94,6 +98,7 @@ class Batches:
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        hosts: int = 1,
         shuffle: bool = False,
         weights=None,
         drop_last: bool = False,
@@ -118,7 +123,7 @@ class Batches:
             shares = sample_shares(weights, len(dataset))
         self.sampler = ShardedSampler(
             len(dataset),
-            batch_size,
+            int(batch_size),
             rank=rank,
             world_size=world_size,
             shuffle=shuffle or shares is not None,
@@ -126,10 +131,14 @@ class Batches:
             shares=shares,
         )
         _check_steps(self.sampler)
-        generators = refuse_shared(dataset, world_size=world_size, workers=workers or 0)
+        source = as_batch_source(dataset)
+        if workers is None:
+            # Processes are worth their start only for decoding. Threads can read a cache in memory.
+            decodes = getattr(source, "encoding", None) == "jpeg"
+            workers = _spare_processors(world_size // hosts) if decodes else 0
+        generators = refuse_shared(dataset, world_size=world_size, workers=workers)
         self.dataset = dataset
         self.buckets = buckets
-        source = as_batch_source(dataset)
         if buckets is not None:
             if source is not None:
                 raise InvalidValueError(
@@ -138,13 +147,7 @@ class Batches:
                     fix="leave out buckets=",
                 )
             self.sampler = buckets.sampler(self.sampler, dataset)
-        if workers is None:
-            # Processes are worth their start only for decoding. Threads can read a cache in memory.
-            decodes = getattr(source, "encoding", None) == "jpeg"
-            workers = 0
-            if decodes:
-                workers = _spare_processors(world_size)
-        self._seed = seed
+        self._seed = int(seed)  # `torch.load(weights_only=True)` loads no number of numpy
         self._received = received or (lambda batch: None)
         self._transfer = Transfer(send or (lambda tensors: tensors))
         made = {"transfer": self._transfer, "mask": mask, "workers": workers}
@@ -324,6 +327,9 @@ class Batches:
     def load_state_dict(self, state: dict) -> None:
         """Continue at a saved position: the next loop yields the rest of that epoch.
 
+        If the state was saved after the epoch's last batch, the next loop is the next epoch. The
+        seed of the saved run replaces the `seed` of this object.
+
         If the state is from the middle of an epoch, `shuffle` and the buckets must be those of the
         saved run. Without `shuffle`, or with buckets, the number of cores, the batch size and
         `drop_last` must be equal, too.
@@ -458,10 +464,10 @@ def _in_words(layout: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in layout.items())
 
 
-def _spare_processors(world_size: int) -> int:
+def _spare_processors(cores: int) -> int:
     """Return the default number of loader processes per core, at most 16.
 
-    The processors are divided among the cores. One processor of each core runs the training loop,
-    and each of its other processors runs a loader process.
+    The processors of this machine are divided among its cores. One processor of each core runs the
+    training loop, and each of its other processors runs a loader process.
     """
-    return max(0, min(_MOST_WORKERS, cpus() // world_size - 1))
+    return max(0, min(_MOST_WORKERS, cpus() // cores - 1))

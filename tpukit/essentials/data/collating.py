@@ -13,8 +13,8 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
         samples: the sample numbers of the items, for the error message; empty to count from 0.
 
     Raises:
-        InvalidValueError: the items cannot be stacked; the message describes the first item and the
-            first that differs from it.
+        InvalidValueError: the items cannot be stacked; the message describes the first item, and
+            the first that differs from it, if any.
         RuntimeError: torch could not join the items, although their types and shapes are equal.
     """
     from torch.utils.data import default_collate

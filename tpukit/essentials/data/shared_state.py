@@ -49,7 +49,7 @@ _THREADS = "a pool of threads"
 _FIXES = {
     _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
     _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
-    "and torch themselves, which are seeded for each batch",
+    "and torch themselves, whose numbers differ between the processes",
     _THREADS: "make the pool in __getitem__, at the first call in each process; or leave the "
     "pool out and use core.batches(..., workers=2)",
 }
@@ -108,10 +108,11 @@ def remember(fn: Callable, args: tuple) -> None:
         found += _find(value, f"argument {number}", depth=_DEPTH, seen=seen)
     _BEFORE.update(id(held.value) for held in found)
     for held in found:
-        is_part = "." in held.path.rpartition(_USES)[2]
+        # The path of an attribute has a dot. A thread in a variable is not needed to run.
+        is_attribute = "." in held.path.rpartition(_USES)[2]
         # For the threads of a dataset, `core.batches` raises an error with a better fix.
         is_running = isinstance(held.value, threading.Thread) and not _is_read(held)
-        if is_running and is_part:
+        if is_running and is_attribute:
             raise InvalidValueError(
                 "the worker function uses threads of the notebook, which do not exist on the "
                 f"cores: {held.path}",
@@ -121,7 +122,10 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each open file and random generator that a worker function uses."""
+    """Return a warning for each open file and random generator that a function uses by name.
+
+    An object inside another one, such as an attribute, gets no warning.
+    """
     while isinstance(fn, functools.partial):
         fn = fn.func
     lines = []
@@ -461,7 +465,7 @@ def _is_read_from(file: io.IOBase) -> bool:
 def _is_generator(value) -> bool:
     """Return whether a value is a random generator, other than the global ones of a module.
 
-    tpukit seeds the global generators for each batch.
+    tpukit seeds the global generators of each process with another seed.
     """
     kind = type(value)
     is_library = _module_of(kind).startswith(("numpy.random", "torch"))

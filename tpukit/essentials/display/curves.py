@@ -81,6 +81,8 @@ class _Frame(NamedTuple):
 def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
     """Return charts side by side, each with the newest values of its curves above it.
 
+    A constant learning rate, and curves without a finite value, get only the line of values.
+
     Args:
         curves: `{name: [(step, value), ...]}`.
         as_images: draw `<img>` elements in place of `<svg>` elements. JupyterLab does not show
@@ -90,7 +92,7 @@ def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
     # The steps of all curves, so that all charts have the same x axis.
     steps = [step for step, _ in _joined(curves.values())]
     charts = []
-    headings_only = []  # of a constant learning rate, and of curves without a finite value
+    headings_only = []
     for axis in axes(curves):
         heading = _heading(axis, curves)
         points = _joined(finite[name] for name in axis.names)

@@ -110,7 +110,7 @@ class InvalidIndexError(TpukitError, IndexError):
 class SystemFailureError(TpukitError, OSError):
     """A file, a disk or another part of the system has failed.
 
-    The attribute `errno` is that of `OSError`.
+    `errno` is the system's number of the error, such as ENOSPC; None if there is none.
     """
 
 

@@ -55,7 +55,8 @@ def show_batch(
         channel: draw only this channel, in grey; None for all. In the CTs of `tpukit.pe`, channel
             1 is the embolism window.
         points: (N, 2) floats in [0, 1]: x and y of a point per image, as shares of width and
-            height. An arrow points there; nan for no arrow. `pe.embolus_places` returns them.
+            height from the upper left corner. An arrow points there; nan for no arrow.
+            `pe.embolus_places` returns them.
 
     Returns:
         The figure. As the last line of a cell it appears once.

@@ -165,6 +165,8 @@ class Screen:
     def draw(self, last: bool = False) -> None:
         """Update the display if it has changed, every 0.3 s at most.
 
+        After two minutes a panel is drawn every second at most. A log gets a line every 10 s.
+
         Args:
             last: True for the final state, which is drawn without a wait.
         """

@@ -128,7 +128,7 @@ def wait_for_chips(
         needed: number of chips that the run needs.
         say: prints a line.
         chip: wait only for the chip with this number, counted from 0 in the order of the nodes'
-            numbers; None to wait for any chips.
+            numbers, and return after `seconds` also if it is busy; None to wait for any chips.
         seconds: the longest wait in seconds.
         machine: the machine; this machine by default.
 

@@ -94,7 +94,8 @@ def mark(kernel: int) -> None:
 def make_folder() -> Path:
     """Make a temporary folder named after this process; remove folders of ended processes.
 
-    The folder is in TMPDIR, or in /tmp if the path of TMPDIR is too long for sockets.
+    The folder is in TMPDIR, or in /tmp if the path of TMPDIR is too long for sockets. Systems
+    without /proc do not show which processes have ended, so there no folder is removed.
     """
     # Workers create sockets in the folder, and the path of a socket has at most 107 characters.
     # Without their sockets, the processes of a DataLoader would wait forever.

@@ -153,8 +153,8 @@ def own_memory() -> int:
 class OwnMemory:
     """The maximum of `own_memory` since this object was made, or since the last call of `begin`.
 
-    The maximum may be too large: if a file was mapped and released between two calls of `most`, it
-    counts as own memory.
+    Between two calls of `most`, only a rise above the process's earlier peak is seen. If a file was
+    mapped and released in this time, it may count as own memory.
     """
 
     # The system records only the peak of all resident memory, which includes mapped files. If the

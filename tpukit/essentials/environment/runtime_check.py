@@ -217,7 +217,8 @@ def _torch_tpu_versions(info: MachineInfo, torch: str, *, libtpu: str | None) ->
     is_too_old_for_it = numbers(torch) < TORCH_OF_TORCH_TPU
     lacks_libtpu = bool(info.chips) and not libtpu
     if is_too_old_for_it or lacks_libtpu:
-        fact += f", libtpu {libtpu}: torch_tpu needs libtpu, and torch 2.11 to 2.15"
+        library = f"libtpu {libtpu}" if libtpu else "no libtpu"
+        fact += f", {library}: torch_tpu needs libtpu, and torch 2.11 to 2.15"
         line = "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu"
         fix = f"`{percent(info)}{line}`, then {how_to_restart(info)}"
         return Finding(name, "failure", fact=fact, fix=fix)
@@ -393,7 +394,9 @@ def _memory(info: MachineInfo) -> Finding:
     if info.memory is None:
         return Finding(name, "ok", fact=f"unknown: {source}")
     dry_run_workers = min(_MOST_DRY_RUN_WORKERS, max(2, info.cpus))
-    workers = info.cores or dry_run_workers  # as many as a launch would start
+    # torch_xla has a process per chip, TorchTPU a process per core.
+    tpu_workers = info.cores if info.tpu_package == "torch_tpu" else info.chips
+    workers = tpu_workers or dry_run_workers  # as many as a launch would start
     fact = f"{human_size(info.memory)} for {workers} workers ({source})"
     processes = workers + 1  # the kernel is one more
     if info.memory < _WORKER_MEMORY * processes:

@@ -295,6 +295,7 @@ class Core:
             "workers": workers,
             "rank": self.rank,
             "world_size": self.world_size,
+            "hosts": self.hosts,
             "send": self.backend.to_device,
             "received": self.backend.note_batch,
             "shares_process": self.backend.shares_process,

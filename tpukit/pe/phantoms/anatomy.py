@@ -6,8 +6,8 @@
       3. findings: clots in the arteries, a wide right ventricle, opacities, fluid
 
 All lengths are in mm. x points to the patient's left (the right of the image), y to the back, z to
-the feet. x = y = 0 is the middle of the chest. z is 0 at the lung apices, and HEIGHT below the
-domes of the diaphragm. A "level" is z as a share of HEIGHT.
+the feet. x = y = 0 is the middle of the chest. z is 0 at the lung apices. The slice z = HEIGHT is
+below the domes of the diaphragm. A "level" is z as a share of HEIGHT.
 
 The order in which random numbers are drawn must not change, because a seed must always give the
 same images. This module imports numpy, so only the functions that draw a phantom import it.
@@ -559,8 +559,8 @@ class _Site(NamedTuple):
 def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> list[Embolus]:
     """Place the clots of the findings.
 
-    The arteries of each affected side have clots. If the findings are central, the trunk and the
-    main arteries have clots too.
+    On each affected side, the interlobar artery has a clot, and often the upper artery too. If the
+    findings are central, the trunk and the main arteries of these sides have clots too.
     """
     emboli = []
     for number, (artery, first, last) in enumerate(_sites(rng, findings)):

@@ -337,7 +337,8 @@ def _is_complete(target: PhantomFolder) -> bool:
     # Without hidden files, such as .DS_Store.
     images = len(list((target.folder / _images(target.plan)).rglob("[!.]*.*")))
     is_whole = images == target.plan["studies"] * target.plan["slices"]
-    return is_whole and (target.folder / "train.csv").is_file()
+    has_masks = "masks" not in target.plan or (target.folder / "masks").is_dir()
+    return is_whole and has_masks and (target.folder / "train.csv").is_file()
 
 
 def _images(recipe: dict) -> str:

@@ -502,7 +502,7 @@ def draw_vessels(canvas: Canvas, inside):
 
 
 def draw_emboli(canvas: Canvas):
-    """Paint the clots of a slice, and return the mask of the changed pixels, (size, size) bool.
+    """Paint the clots of a slice, and return the mask of visible changes, (size, size) bool.
 
     If the mask has a smaller area than SMALLEST_CLOT, the slice is not changed, and the mask is
     False everywhere.
