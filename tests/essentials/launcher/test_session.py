@@ -315,6 +315,30 @@ def test_cores_that_drew_unequally_begin_anew(capsys):
     assert before[0] == before[1] != after[0] == after[1]
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        lambda core: core.seed(1),
+        lambda core: core.same_seed(1),
+        lambda core: core.is_main and core.seed(1),
+    ],
+)
+def test_a_run_that_seeds_the_cores_changes_no_later_run(sessions, seeds):
+    def draw(core):
+        outside = torch.rand(1).item()
+        with core.step():
+            inside = torch.rand(1).item()
+        return outside, inside
+
+    session = sessions()
+    before = session.quietly(draw).results
+    session.quietly(seeds)
+    after = session.quietly(draw).results
+    for (first, mine), (other, theirs) in (before, after):
+        assert first == other
+        assert mine != theirs
+
+
 def test_a_model_that_was_deleted_is_gone_though_its_optimizer_was_followed(sessions):
     session = sessions()
 
@@ -737,6 +761,16 @@ def test_a_run_within_a_run_is_refused(sessions):
 
     session.quietly(lambda core: core.log(loss=1), loggers=logger)
     assert "one function at a time" in errors[0]
+
+
+def test_a_session_is_not_closed_within_its_run(sessions, capsys):
+    session = sessions()
+    run = session.quietly(
+        lambda core: core.log(loss=1), loggers=lambda row: session.close(), timeout=20
+    )
+    assert run.results == [None, None]
+    assert "session.close() after the run" in capsys.readouterr().out
+    assert session.quietly(lambda core: core.rank).results == [0, 1]
 
 
 def test_a_launch_beside_a_session_keeps_none_of_its_pipes(sessions):
