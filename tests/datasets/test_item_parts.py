@@ -350,6 +350,27 @@ def test_a_hugging_face_dataset_is_packed_with_its_classes_and_trained_on(form, 
     check_trains(records)
 
 
+@pytest.mark.parametrize("has_features", [True, False])
+def test_a_hugging_face_stream_is_read_once(has_features, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    seen = []
+
+    def read(numbers):
+        for number in numbers:
+            seen.append(number)
+            yield {"image": encoded(picture(number)), "label": number % 3}
+
+    features = None
+    if has_features:
+        kinds = {"image": datasets.Value("binary"), "label": datasets.Value("int64")}
+        features = datasets.Features(kinds)
+    stream = datasets.IterableDataset.from_generator(
+        read, features=features, gen_kwargs={"numbers": list(range(COUNT))}
+    )
+    assert len(pack(stream, tmp_path, **QUIET)) == COUNT
+    assert sorted(seen) == list(range(COUNT))
+
+
 def test_words_of_hugging_face_are_encoded_as_the_fix_says(tmp_path):
     datasets = pytest.importorskip("datasets")
     columns = {

@@ -13,7 +13,7 @@ Image = pytest.importorskip("PIL.Image")
 from helpers.one_process import in_this_process  # noqa: E402
 from helpers.pictures import folder_of, picture, table_of  # noqa: E402
 
-from tpukit.datasets import plan_pack  # noqa: E402
+from tpukit.datasets import PackOptions, plan_pack  # noqa: E402
 
 
 def test_a_folder_has_classes_endings_sizes_and_formats(tmp_path, capsys):
@@ -82,6 +82,20 @@ def test_a_plan_stops_where_pack_does(tmp_path):
     folder_of(tmp_path / "in", "train/cat/1.png", "train/dog/1.png", "test/cat/1.png")
     with pytest.raises(ValueError, match="the classes lie deeper"):
         plan_pack(tmp_path / "in")
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "items"])
+def test_a_window_for_images_of_8_bits_is_damage_as_it_is_for_pack(kind, tmp_path):
+    folder_of(tmp_path / "in", "cat/1.png", "dog/1.png")
+    files = sorted((tmp_path / "in").glob("*/*"))
+    sources = {
+        "folder": tmp_path / "in",
+        "table": pandas.DataFrame({"path": [file.read_bytes() for file in files]}),
+        "items": [(file.read_bytes(), 0) for file in files],
+    }
+    plan = plan_pack(sources[kind], options=PackOptions(window=(0, 100)))
+    assert len(plan.damaged) == 2
+    assert all("window= is for images of more than 8 bits" in why for _, why in plan.damaged)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "data_forms.md"

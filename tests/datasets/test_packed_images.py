@@ -320,6 +320,9 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
     assert patients == spoilt["patient"][records.rows].tolist()
     with pytest.raises(ValueError, match="3 of 60 images were left out of this pack as damaged"):
         pack(spoilt, tmp_path / "new", **HOW)
+    with pytest.raises(ValueError, match=r"3 of 60 images were left out(.|\n)*damaged=0\.05$"):
+        pack(spoilt, tmp_path / "new", damaged=0.04, **HOW)
+    assert pack(spoilt, tmp_path / "new", damaged=0.05, **HOW).digest == records.digest
 
 
 @pytest.mark.parametrize("finished", [True, False])

@@ -36,6 +36,9 @@ def stumble(job):
     print("said before")
     {}["key"]
 
+def misread(job):
+    b"\\xff".decode()
+
 def leave(job):
     sys.exit(3)
 
@@ -94,6 +97,7 @@ FAILURES = {
     "refuse": (ValueError, r"^the number is 7\n  fix:   take 8$"),
     "miss": (FileNotFoundError, r"No such file or directory: '/nowhere/at all'"),
     "own": (FileExistsError, "a kind of its own"),
+    "misread": (UnicodeError, "'utf-8' codec can't decode byte 0xff in position 0"),
     "stumble": (
         RuntimeError,
         r"a process of 'try' ended with status 1\n(.|\n)*said before(.|\n)*KeyError: 'key'",

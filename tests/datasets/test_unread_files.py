@@ -8,6 +8,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("PIL.Image")
 
 from helpers.pictures import tiff_of  # noqa: E402
+from PIL import Image, ImageFile  # noqa: E402
 
 from tpukit.datasets.decoding import decode  # noqa: E402
 
@@ -51,6 +52,23 @@ def test_a_tiff_whose_end_is_missing_is_damaged_whatever_its_channels(length):
 def test_zeros_and_the_start_of_an_image_are_no_pixels_without_a_header(data):
     with pytest.raises(ValueError, match="not a whole image"):
         decode(data)
+
+
+def test_a_damaged_file_of_a_plugin_that_is_registered_is_damaged(monkeypatch):
+    class Heif(ImageFile.ImageFile):
+        format = "HEIF"
+
+        def _open(self):
+            self._size = (8, 8)
+            self._mode = "RGB"
+
+        def load(self):
+            raise OSError("the end is missing")
+
+    monkeypatch.setitem(Image.OPEN, "HEIF", (Heif, lambda start: start[4:12] == b"ftypheic"))
+    monkeypatch.setattr(Image, "ID", [*Image.ID, "HEIF"])
+    with pytest.raises(ValueError, match="not a whole image: the end is missing"):
+        decode(UNREAD["HEIC"])
 
 
 def test_the_fix_for_jpeg_xl_imports_the_module_of_its_package():

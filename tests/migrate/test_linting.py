@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.display import SystemFailureError
+from tpukit.essentials.display import InvalidValueError, SystemFailureError
 from tpukit.migrate import lint
 from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_scopes import Names
@@ -158,6 +158,15 @@ def test_a_safe_rename_is_written_and_a_second_run_changes_nothing(tmp_path, nam
     again = lint(path)
     assert again.findings == []
     assert not again.fix()
+
+
+def test_a_file_that_has_changed_since_it_was_read_is_not_overwritten(tmp_path):
+    path = script(tmp_path, f"{XM}xm.get_ordinal()\n")
+    report = lint(path)
+    path.write_text("mine = 1\n")
+    with pytest.raises(InvalidValueError, match=r"has changed since(.|\n)*fix: *lint\("):
+        report.fix()
+    assert path.read_text() == "mine = 1\n"
 
 
 @pytest.mark.parametrize("name", ADVICE)

@@ -24,6 +24,8 @@ _HAS_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 # An image of 16 bits is nearly black if all its values are below this after scaling to 255: it uses
 # at most 14 of its 16 bits.
 NEARLY_BLACK = 64
+# How files begin that may have several frames, except for PNG: GIF, WebP, TIFF, and BigTIFF.
+_OF_FRAMES = (b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DEFAULT = PixelForm()
 _ORIENTATION = 0x0112  # the EXIF tag
 _NOTES = (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0")  # how EXIF and XMP begin in a JPEG
@@ -286,9 +288,9 @@ def has_frames(data: bytes) -> bool:
     """
     from PIL import Image
 
-    # An animated PNG has a chunk acTL before its pixels. The others are GIF, WebP and TIFF.
+    # An animated PNG has a chunk acTL before its pixels.
     is_animated_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
-    if is_animated_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
+    if is_animated_png or data.startswith(_OF_FRAMES):
         # Errors are suppressed, because damage in a later frame does not matter: only the first
         # frame is packed, and `decode` has checked it.
         with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:

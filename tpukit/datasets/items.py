@@ -326,8 +326,8 @@ class Items:
         """Return a SHA-256 digest, by which a later call recognises the same items.
 
         For a list, the digest covers all items; for a stream, the first item. For a dataset, it
-        covers at most a hundred items, because reading all would take as long as packing them. It
-        also covers all labels that can be read without the images, such as `dataset.targets`.
+        covers at most a hundred items, because reading all would take as long as packing them, and
+        all labels that can be read without the images, such as `dataset.targets`.
         """
         if not self.by_number:
             chosen = [self.first]
@@ -344,11 +344,12 @@ class Items:
         return digest.digest()
 
     def _columns_of_labels(self) -> bytes:
-        """Return all labels of a Hugging Face dataset as bytes; b"" for other datasets."""
-        names = getattr(self.source, "column_names", None)
-        if not self.columns or not hasattr(self.source, "select_columns"):
+        """Return all labels of a Hugging Face dataset as bytes; b"" for other sources."""
+        # A column of a stream is not read, because this would read and decode all items.
+        has_columns = self.by_number and hasattr(self.source, "select_columns")
+        if not self.columns or not has_columns:
             return b""
-        if not set(self.columns) <= set(names):
+        if not set(self.columns) <= set(self.source.column_names):
             return b""
         # Only the label columns, so that no image is decoded.
         labels = self.source.select_columns(self.columns).with_format(None)

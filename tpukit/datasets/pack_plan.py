@@ -16,11 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpukit.datasets.decoding import decode
 from tpukit.datasets.image_folders import most_frequent
 from tpukit.datasets.item_parts import Columns
 from tpukit.datasets.masks import is_masked, parts_of
-from tpukit.datasets.pack_shards import prepare
+from tpukit.datasets.pack_shards import decode_as_packed, prepare
 from tpukit.datasets.pack_sources import PackSource, describe_source
 from tpukit.datasets.packing import PackOptions, form_of
 from tpukit.datasets.pixel_form import PixelForm
@@ -199,7 +198,7 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
         files = Files(described.names, described.root, described.mask_names)
         prepared = prepare(files, number, None, form)
         if prepared.shape is None:
-            return _Look(files.name(number), b"", None, prepared.payload)
+            return _Look(files.name(number), b"", None, prepared.why)
         return _Look(files.name(number), prepared.payload, prepared.shape)
     name = f"item {number}"
     # An iterable would lose the items that are read here, so only its first item is known.
@@ -215,7 +214,7 @@ def _look_at(described: PackSource, number: int, form: PixelForm) -> _Look:
     if shape is not None:
         return _Look(name, b"", shape)
     try:
-        return _Look(name, stored, decode(stored, form=form).shape)
+        return _Look(name, stored, decode_as_packed(stored, None, form).shape)
     except ValueError as error:
         return _Look(name, b"", None, parts_of_error(error).fact)
 

@@ -60,9 +60,11 @@ class _MissingShard(NamedTuple):
 class Prepared(NamedTuple):
     """One image, ready to be stored; or the reason why it is damaged, and a fix."""
 
-    payload: bytes | str  # the bytes to store; for a damaged image, the reason
-    shape: tuple[int, ...] | None  # (H, W, C), with a mask (H, W, 4); None for a damaged image
-    seen: object  # the `_Seen` of the image; for a damaged image, the fix, or ""
+    payload: bytes = b""  # the bytes to store
+    shape: tuple[int, ...] | None = None  # (H, W, C), with a mask (H, W, 4); None if damaged
+    seen: "_Seen | None" = None
+    why: str = ""  # the reason why the image is damaged
+    advice: str = ""  # how to repair it; "" if only a new copy helps
 
 
 class _Seen(NamedTuple):
@@ -260,7 +262,7 @@ class _Note:
 
     def add(self, prepared: Prepared) -> None:
         """Add the facts about an image that is stored."""
-        payload, shape, seen = prepared
+        payload, shape, seen, *_ = prepared
         whole = digest(payload)
         has_mask = shape[-1] == 4
         # Two digests, because the same image with two different masks is a contradiction, and the
@@ -324,7 +326,7 @@ def _write(
                 yield row.tobytes() + prepared.payload
             elif job["skip"]:
                 name = source.name(number)
-                note.skipped.append({"row": number, "name": name, "why": prepared.payload})
+                note.skipped.append({"row": number, "name": name, "why": prepared.why})
             else:
                 raise _cannot_pack(number, source, prepared, job)
             count_image()
@@ -344,8 +346,8 @@ def _write(
 def _cannot_pack(number: int, source, prepared: Prepared, job: dict) -> SystemFailureError:
     """Return the error for a damaged image."""
     name = source.name(number)
-    why = prepared.payload
-    fix = prepared.seen or "copy it again"
+    why = prepared.why
+    fix = prepared.advice or "copy it again"
     if why in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
         written = name
         if isinstance(source, Files):
@@ -424,9 +426,7 @@ def prepare(
         data = source[number]
         if source.shape is not None:  # pixels that are resized already, or images just encoded
             return Prepared(data, source.shape, _look(data, source.shape, form))
-        image = decode(data, size, form=form)
-        if form.window is not None:
-            refuse_window(parts_of(data)[0] if is_masked(data) else data)
+        image = decode_as_packed(data, size, form)
         seen = _look(image, image.shape, form, file=data)
     # Every other error counts as damage too. Otherwise the process would end, and no message would
     # name the image.
@@ -435,13 +435,21 @@ def prepare(
             raise
         if isinstance(error, TpukitError):
             why = "; ".join(filter(None, [error.fact, error.found]))
-            return Prepared(why, None, error.fix)
+            return Prepared(why=why, advice=error.fix)
         why = getattr(error, "strerror", None) or str(error)
         if not isinstance(error, OSError | ValueError | MemoryError):
             why = f"{kind_of(error)}: {why}"
-        return Prepared(why, None, "")
+        return Prepared(why=why)
     stored = data if size is None else image.tobytes()
     return Prepared(stored, image.shape, seen)
+
+
+def decode_as_packed(data: bytes, size, form: PixelForm):
+    """Decode the bytes of a file; ValueError also if the form has a window, and the file 8 bits."""
+    image = decode(data, size, form=form)
+    if form.window is not None:
+        refuse_window(parts_of(data)[0] if is_masked(data) else data)
+    return image
 
 
 def _image_in(payload: bytes, shape: tuple):

@@ -399,17 +399,18 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
 
 
 def _report_skipped(packed: PackedImages, share: float) -> None:
-    """Print the number of images left out as damaged; ValueError if `share` is 0."""
+    """Print the number of images left out as damaged; ValueError if they are more than `share`."""
     if not packed.skipped:
         return
     count = len(packed.skipped)
-    left_out = f"{count:,} of {count + len(packed):,} images were left out"
-    if share == 0:
+    total = count + len(packed)
+    left_out = f"{count:,} of {total:,} images were left out"
+    if count / total > share:
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
             fix="copy the images again, and pack into a new folder; or, to use the pack without "
-            'them: damaged="skip"',
+            f"them: damaged={math.ceil(100 * count / total) / 100}",
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 
@@ -506,7 +507,7 @@ def _compare_files(
 
     def is_packed(row: int) -> bool:
         record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
-        return prepare(files, row, size, form)[0] == record[head:]
+        return prepare(files, row, size, form).payload == record[head:]
 
     # Encoded images are not the bytes of their files, so these cannot be compared.
     compare = None if described.encoded else is_packed

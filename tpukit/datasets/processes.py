@@ -215,9 +215,14 @@ def _run(task: str, kernel: dict) -> None:
 
 
 def _as_report(error: Exception) -> dict:
-    """Return an error as a dict for JSON, with its nearest built-in type, for `_failure`."""
+    """Return an error as a dict for JSON, for `_failure`.
+
+    Its type is the nearest built-in one that can be made from a text alone. UnicodeDecodeError and
+    UnicodeEncodeError cannot, so they become their base UnicodeError.
+    """
     for base in type(error).__mro__:
-        if getattr(builtins, base.__name__, None) is base:
+        is_built_in = getattr(builtins, base.__name__, None) is base
+        if is_built_in and UnicodeError not in base.__bases__:
             break
     return {"type": base.__name__, "text": str(error), "errno": getattr(error, "errno", None)}
 

@@ -87,7 +87,9 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
     # the least certain.
     for start in _STARTS:
         if data.startswith(start.data, start.place):
-            return start.kind
+            # If the plugin of such a kind is registered and has read the header, it is damaged.
+            is_damaged = is_opened and start.kind in (_HEIC, _JPEG_XL)
+            return None if is_damaged else start.kind
     if is_opened:
         return None
     if data.startswith(_TIFF_STARTS):

@@ -60,7 +60,8 @@ def show_predictions(
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: the shapes do not match, or a probability is outside [0, 1].
+        ValueError: the shapes do not match, a probability or the threshold is outside [0, 1], or
+            another number is out of range.
     """
     figure_inputs.at_least_one(limit=limit, top=top)
     pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)

@@ -67,6 +67,7 @@ class LintSource:
 
     Attributes:
         path: the file.
+        data: its bytes.
         texts: the code cells of a notebook, or the one text of a script.
         numbers: the number of each of these cells in the notebook, from 1, with Markdown cells
             counted; [None] for a script.
@@ -85,7 +86,8 @@ class LintSource:
         self.numbers: list[int | None] = []
         self._cells: list[list[_Placed]] = []  # the lines of each code cell
         try:
-            self._read(path.read_bytes())
+            self.data = path.read_bytes()
+            self._read(self.data)
         except _UNREADABLE as error:
             fix = _FIXES[path.suffix]
             raise InvalidValueError(f"{path} cannot be read", found=error, fix=fix) from error
@@ -163,7 +165,8 @@ def files_in(
     Args:
         paths: files and folders; files are yielded without a check.
         skipped: a list, to which `files_in` adds folders that it does not search, such as Python
-            environments. Hidden folders are not searched either, but are not added.
+            environments. Hidden folders and links to folders are not searched either, but are not
+            added.
         errors: a list, to which `files_in` adds an error for each folder that cannot be read.
     """
     seen: set[Path] = set()

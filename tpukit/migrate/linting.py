@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import SystemFailureError
+from tpukit.essentials.display import InvalidValueError, SystemFailureError
 from tpukit.essentials.environment import part_of, write_whole
 from tpukit.migrate.code_pieces import pieces_of
 from tpukit.migrate.lint_sources import LintSource
@@ -58,6 +58,7 @@ class LintReport:
         The file is replaced, even if it is read-only.
 
         Raises:
+            InvalidValueError: the file has changed since `lint` read it.
             SystemFailureError: the folder is read-only, or the disk is full.
         """
         if self.fixed_texts == self.texts:
@@ -66,6 +67,9 @@ class LintReport:
         data = self._source.with_texts(self.fixed_texts)
         part = part_of(target)
         try:
+            if target.read_bytes() not in (self._source.data, data):
+                fix = f"lint({str(self.path)!r}).fix()"
+                raise InvalidValueError(f"{target} has changed since lint has read it", fix=fix)
             with write_whole(target, part=part) as file:
                 file.write(data)
                 part.chmod(target.stat().st_mode & 0o7777)

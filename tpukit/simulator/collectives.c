@@ -87,7 +87,7 @@ static int reduce(void* to, char* const* from, int ranks, size_t count, XLA_FFI_
 #ifdef __FLT16_MAX__  // GCC from 12 on
     case XLA_FFI_DataType_F16: FOLD_NUMBERS(_Float16, float, SAME, SAME)
 #endif
-    // Unsigned arithmetic wraps as XLA's does; the order of numbers needs the sign.
+    // A minimum needs the sign, so these types keep it. A sum that overflows wraps, as in XLA.
     case XLA_FFI_DataType_S8: FOLD_INTEGERS(int8_t)
     case XLA_FFI_DataType_S16: FOLD_INTEGERS(int16_t)
     case XLA_FFI_DataType_S32: FOLD_INTEGERS(int32_t)

@@ -70,7 +70,7 @@ static void ring(void) {
 }
 
 static void sleep_until_rung(uint32_t heard) {
-  struct timespec most = {.tv_nsec = 500000000};  // then look whether those waited for are alive
+  struct timespec most = {.tv_nsec = 500000000};  // then the caller tests whether the missing processes are alive
   syscall(SYS_futex, &meeting->bell, FUTEX_WAIT, heard, &most, NULL, 0);
 }
 
@@ -86,7 +86,7 @@ const char* fail_run(const char* format, ...) {
     STORE(meeting->failed, 2);
     ring();
   }
-  // Who writes may be killed while it does: its words are then as far as it came.
+  // The writer may be killed before it has finished; then the text is incomplete.
   for (int i = 0; LOAD(meeting->failed) != 2 && i < 1000; i++) usleep(1000);
   return meeting->failure;
 }
@@ -131,7 +131,8 @@ static int first_missing(Wanted wanted, uint64_t number) {
   return -1;
 }
 
-// The first missing device whose process has ended, or -1. What it did last it may have done since we looked.
+// The first missing device whose process has ended, or -1. It may have come just before its process ended, so
+// `is_missing` is tested again.
 static int first_ended(Wanted wanted, uint64_t number) {
   for (int device = 0; device < topology.world; device++)
     if (is_missing(device, wanted, number) && has_ended(&meeting->process[process_of(device)]) &&

@@ -1,5 +1,5 @@
-// Placeholders: while programs are recorded (record.c), a large array has a shape and no memory. So a step is recorded of
-// a model that this machine could not hold with its optimiser's state.
+// Placeholders: while programs are recorded (record.c), a large array has a shape and no memory. So a step can be
+// recorded of a model that, with its optimiser's state, is larger than this machine's memory.
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>

@@ -139,8 +139,9 @@ static int has_dimensions_of(Span shape, Span other) {
   return counts[0] == counts[1] && !memcmp(sizes[0], sizes[1], sizeof **sizes * (size_t)counts[0]);
 }
 
-// How an output lies on the chips of one core: as the nearest thing of its shape that it is computed from and of which
-// that is said; the new weight as the old. Left to itself it would be whole on each, and so all that is computed from it.
+// The sharding of an output over the chips of one core: that of the nearest instruction with a sharding and the same
+// shape, among those that the output is computed from. So a new weight is sharded as the old one. Without a sharding the
+// output would be whole on every chip, and so would all that is computed from it.
 static Span sharding_of(const Source* source, int number, Span shape) {
   int queue[MOST_LOOKED_AT] = {number}, count = 1;
   for (int i = 0; i < count && source->by_number; i++) {
@@ -192,8 +193,8 @@ static uint64_t put_false(Bytes* to, uint64_t id) {
   return id;
 }
 
-// Adds an array of zeros of this shape; returns its number. It takes two numbers from `id` on. Not ones: what cores tell
-// each other in numbers, as that the time is up, is more often true of others than of 0.
+// Adds an array of zeros of this shape; returns its number. It uses the ids `id` and `id + 1`. Zeros and not ones, because
+// cores tell each other flags as numbers, such as "the time is up", and 0 mostly means no.
 static uint64_t put_zeros(Bytes* to, Span shape, Span sharding, uint64_t id, uint64_t is_false) {
   uint64_t type = integer_of(shape, SHAPE_TYPE);
   Bytes zero = begin("convert", id), array = begin("broadcast", id + 1);

@@ -190,7 +190,7 @@ static void put_shape(Bytes* to, int size) {
   free(shape.bytes);
 }
 
-// Adds an instruction of f32[size] numbers, of `operand` twice if it is an addition, of `operand` if there is one.
+// Adds an instruction with f32[size] numbers as its result. An addition has `operand` twice; 0 means no operand.
 static void put_instruction(Bytes* to, const char* opcode, uint64_t id, int size, uint64_t operand) {
   char name[64];
   Bytes instruction = {0};
@@ -223,8 +223,8 @@ static void put_weight(Bytes* computation, uint64_t free_id) {
 
 // ---- the module
 
-// Tells the entry computation's id, and one that no instruction or computation has. Of an instruction's id, the upper
-// half may name its computation; within that, XLA knows it by the lower half alone.
+// Finds the id of the entry computation, and an id that no instruction or computation has. The upper half of an
+// instruction's id may be that of its computation; inside a computation, XLA uses the lower half alone.
 static void read_ids(Span module, uint64_t* entry, uint64_t* free_id) {
   Field computation, field;
   *entry = *free_id = 0;

@@ -10,9 +10,9 @@
 // Numbers of fields in CompileOptionsProto and its executable_build_options, and in HloModuleProtoWithConfig.
 enum { BUILD_OPTIONS = 3, OPTION_OVERRIDES = 7, DEBUG_OPTIONS = 3, RUN_BACKEND_ONLY = 11, CONFIGURED_MODULE = 1 };
 
-// Writes the compile options without those that TorchTPU has for libtpu's compiler (xla_tpu_autofdo), and its XLA's for
-// all compilers: the plugin refuses the one and, older, complains of the other with a line for each program; it reads
-// XLA_FLAGS itself. `is_optimized` tells it to leave out what has been done to the program already.
+// Writes the compile options without two groups. The plugin refuses those for libtpu's compiler, such as xla_tpu_autofdo.
+// The debug options are of a newer XLA, and the plugin would print a line about them per program; it reads XLA_FLAGS
+// itself. With `is_optimized` the plugin skips the passes that have already run.
 static void put_options(Bytes* to, const PJRT_Client_Compile_Args* args, int is_optimized) {
   Span options = {(const uint8_t*)args->compile_options,
                   (const uint8_t*)args->compile_options + args->compile_options_size};
@@ -70,8 +70,8 @@ static PJRT_Error* read_optimized(PJRT_LoadedExecutable* loaded, Bytes* module) 
   return error;
 }
 
-// Only the plugin can partition StableHLO. So it compiles the program once; what it made of it is HLO, whose collectives
-// become calls of ours before it is compiled again.
+// Only the plugin can partition StableHLO. So the plugin compiles the program once. The result is HLO, whose collectives
+// become calls of ours before the HLO is compiled again.
 PJRT_Error* compile_stablehlo(PJRT_Client_Compile_Args* args, int* collectives) {
   PJRT_Error* error = compile_known(args, args->program, 0);
   if (error || topology.processes == 1) return error;

@@ -52,6 +52,7 @@ DIFFER = {
         rows=[{"text": str(one), "label": one} for one in turn(HALF)]
     ),
     "a table": lambda turn: Holding(table=turn(TABLE)),
+    "records with texts": lambda turn: Holding(records=turn(TABLE.to_records(index=False))),
     "columns": lambda turn: Holding(
         columns={"text": [str(one) for one in turn(HALF)], "label": HALF}
     ),
@@ -95,6 +96,9 @@ MAY_DIFFER = {
         cache=[None] * number + [torch.zeros(3)] * (10 - number)
     ),
     "functions": lambda number: Holding(transform=(abs, len)[number]),
+    "a dtype that numpy does not have": lambda number: Holding(
+        weights=torch.quantize_per_tensor(torch.full((10,), float(number)), 1.0, 0, torch.qint8)
+    ),
     "numbers": lambda number: Holding(epoch=number),
     "a table of Polars, whose columns are names": lambda number: Holding(table=Polars(number)),
     "a length that is none": lambda number: (itertools.count, zip)[0](),

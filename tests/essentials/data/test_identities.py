@@ -85,6 +85,10 @@ DIFFERENT = {
         Holding(table=pandas.DataFrame({"path": files("/a"), "label": TEN})),
         Holding(table=pandas.DataFrame({"path": files("/a"), "label": TEN[::-1]})),
     ),
+    "records with texts": tuple(
+        Holding(records=pandas.DataFrame({"name": list(names)}).to_records(index=False))
+        for names in ("abcdefghij", "jihgfedcba")
+    ),
     "described by itself": (Describing(fold=0), Describing(fold=1)),
 }
 

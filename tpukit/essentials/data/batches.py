@@ -60,7 +60,8 @@ class Batches:
         mask: add to each batch a (batch_size,) bool tensor, False for padding. It is the item
             "mask" of a dict, otherwise the last item of a tuple.
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
-        seed: the seed of the order, and of the random numbers of each batch; 0 or more.
+        seed: the seed of the order; 0 or more. Loader processes also seed the random numbers of
+            each batch with it.
         workers: number of loader processes. If a source decodes JPEG images, None means one less
             than the number of processors per core, at most 16. Otherwise None means 0.
         threads: number of threads that prepare the batches of a source.
@@ -326,7 +327,8 @@ class Batches:
     def load_state_dict(self, state: dict) -> None:
         """Continue at a saved position: the next loop yields the rest of that epoch.
 
-        The seed of the saved run replaces the `seed` of this object.
+        If the state was saved after the epoch's last batch, the next loop is the next epoch. The
+        seed of the saved run replaces the `seed` of this object.
 
         If the state is from the middle of an epoch, `shuffle` and the buckets must be those of the
         saved run. Without `shuffle`, or with buckets, the number of cores, the batch size and

@@ -133,7 +133,7 @@ def _checksum(value: object) -> int | None:
 
     if isinstance(value, torch.Tensor):
         value = as_array(value)
-    if isinstance(value, numpy.ndarray) and value.dtype != object:
+    if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
         is_large = value.nbytes > MOST_PER_SAMPLE * len(value) if value.ndim else True
         return None if is_large else array_checksum(value)
     if hasattr(value, "iloc"):  # pandas
@@ -154,7 +154,8 @@ def _checksum(value: object) -> int | None:
 def as_array(tensor):
     """Return a dense tensor in host memory as an array; other tensors unchanged.
 
-    Floats that numpy does not have, such as bfloat16, become uint8: the bytes of each number.
+    Floats that numpy does not have, such as bfloat16, become uint8: the bytes of each number. Other
+    tensors with such a dtype are also returned unchanged.
     """
     import torch
 
@@ -166,7 +167,10 @@ def as_array(tensor):
     floats_of_numpy = (torch.float16, torch.float32, torch.float64)
     if tensor.is_floating_point() and tensor.dtype not in floats_of_numpy:
         tensor = tensor.contiguous().view(torch.uint8)
-    return tensor.resolve_conj().resolve_neg().numpy()
+    try:
+        return tensor.resolve_conj().resolve_neg().numpy()
+    except TypeError:  # numpy has no such dtype, as torch.qint8
+        return tensor
 
 
 def array_checksum(array) -> int:

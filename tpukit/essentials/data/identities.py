@@ -178,7 +178,7 @@ def _checksum(value: object, *, any_size: bool) -> int | None:
 
     if isinstance(value, torch.Tensor):
         value = as_array(value)
-    if isinstance(value, numpy.ndarray) and value.dtype != object:
+    if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
         return _checksum_of_numbers(value, any_size=any_size)
     if hasattr(value, "iloc"):  # pandas
         return _checksum_of_table(value)

@@ -49,7 +49,7 @@ _THREADS = "a pool of threads"
 _FIXES = {
     _FILE: "open it in __getitem__: with open(self.path, 'rb') as file, or h5py.File(self.path)",
     _GENERATOR: "numpy.random.default_rng((seed, index)) in __getitem__; or random, numpy.random "
-    "and torch themselves, which are seeded for each batch",
+    "and torch themselves, whose numbers differ between the processes",
     _THREADS: "make the pool in __getitem__, at the first call in each process; or leave the "
     "pool out and use core.batches(..., workers=2)",
 }
@@ -465,7 +465,7 @@ def _is_read_from(file: io.IOBase) -> bool:
 def _is_generator(value) -> bool:
     """Return whether a value is a random generator, other than the global ones of a module.
 
-    tpukit seeds the global generators for each batch.
+    tpukit seeds the global generators of each process with another seed.
     """
     kind = type(value)
     is_library = _module_of(kind).startswith(("numpy.random", "torch"))
