@@ -21,7 +21,7 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     Returns:
         The indices of the images in each part, two int64 arrays in ascending order. The share
-        of the second part is as near to `valid` as whole groups allow.
+        of the second part is near to `valid`, but not always the nearest that is possible.
 
     Raises:
         ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
@@ -56,14 +56,14 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
     """Divide images into folds that share no group; each fold is the validation part once.
 
-    The method is that of scikit-learn's StratifiedGroupKFold, for several labels per image, too.
-    The groups are assigned one after the other, the largest first. Each group gets the fold
-    that has the fewest images of the same classes.
+    Like scikit-learn's StratifiedGroupKFold, it assigns one group after the other; here an image
+    may have several labels. The first is the group with the largest share of all images or of a
+    class. Each group gets the fold that has the fewest images of the same classes.
 
     Args:
         groups: (N,) int, the group of each image.
         count: the number of folds, 2 or more.
-        seed: determines the order of groups of equal size.
+        seed: determines the order of groups with equal shares.
         stratify: as for `split_by_group`.
 
     Returns:
@@ -109,7 +109,7 @@ def _fold_of_each(found: _KindsInGroups, count: int, seed: int):
     Args:
         found: the number of images of each kind in each group.
         count: the number of folds.
-        seed: determines the order of groups of equal size.
+        seed: determines the order of groups with equal shares.
     """
     import numpy
 
