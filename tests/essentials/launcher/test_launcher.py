@@ -279,6 +279,25 @@ def test_an_unpicklable_result_names_the_part_and_its_fix_works():
     assert len(quietly(work, True, cores=2).results) == 2
 
 
+class OfTheWorker:
+    """Unpickles only in the process that made it."""
+
+    def __init__(self):
+        self.process = os.getpid()
+
+    def __setstate__(self, state):
+        if state["process"] != os.getpid():
+            raise ImportError("only the worker has this module")
+
+
+def test_a_result_that_the_kernel_cannot_unpickle_has_a_fix():
+    with pytest.raises(WorkerError) as caught:
+        quietly(lambda core: OfTheWorker(), cores=1)
+    message = str(caught.value)
+    assert "the kernel cannot unpickle: ImportError: only the worker has this module" in message
+    assert "fix:   return tensors, arrays, numbers and containers of them" in message
+
+
 def machine(**facts):
     return dataclasses.replace(tpukit.machine_info(), **facts)
 

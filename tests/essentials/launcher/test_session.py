@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import time
 import weakref
 from types import SimpleNamespace
 
+import cloudpickle
 import pytest
 import torch
 from helpers.kernels import Kernel, is_alive
@@ -205,6 +208,33 @@ def test_the_workers_follow_the_folder_and_name_the_variables_that_they_do_not_f
     del sys.modules["later"]
 
 
+@pytest.mark.parametrize("is_new", [True, False], ids=["new session", "by value"])
+def test_after_the_fix_of_a_changed_module_the_workers_use_the_new_code(
+    tmp_path, monkeypatch, capsys, is_new
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "edited_" + ("once" if is_new else "twice")
+    file = tmp_path / f"{name}.py"
+    file.write_text("def work(core): return 1\n")
+    module = importlib.import_module(name)
+    with opened(1) as session:
+        assert session.quietly(module.work).results == [1]
+        file.write_text("def work(core): return 22\n")
+        os.utime(file, (1, 1))
+        assert session.quietly(module.work).results == [1]
+        reload, register = re.findall(r"call (\S+\))", capsys.readouterr().out)[-2:]
+        scope = {"importlib": importlib, "cloudpickle": cloudpickle, name: module}
+        exec(reload, scope)
+        if not is_new:
+            exec(register, scope)
+            assert session.quietly(module.work).results == [22]
+            cloudpickle.unregister_pickle_by_value(module)
+    if is_new:
+        with opened(1) as session:
+            assert session.quietly(module.work).results == [22]
+    del sys.modules[name]
+
+
 def changes_settings_of_torch(core):
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
@@ -283,6 +313,30 @@ def test_cores_that_drew_unequally_begin_anew(capsys):
         after = session.quietly(draw).results
         assert "unequal" in capsys.readouterr().out
     assert before[0] == before[1] != after[0] == after[1]
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        lambda core: core.seed(1),
+        lambda core: core.same_seed(1),
+        lambda core: core.is_main and core.seed(1),
+    ],
+)
+def test_a_run_that_seeds_the_cores_changes_no_later_run(sessions, seeds):
+    def draw(core):
+        outside = torch.rand(1).item()
+        with core.step():
+            inside = torch.rand(1).item()
+        return outside, inside
+
+    session = sessions()
+    before = session.quietly(draw).results
+    session.quietly(seeds)
+    after = session.quietly(draw).results
+    for (first, mine), (other, theirs) in (before, after):
+        assert first == other
+        assert mine != theirs
 
 
 def test_a_model_that_was_deleted_is_gone_though_its_optimizer_was_followed(sessions):
@@ -707,6 +761,16 @@ def test_a_run_within_a_run_is_refused(sessions):
 
     session.quietly(lambda core: core.log(loss=1), loggers=logger)
     assert "one function at a time" in errors[0]
+
+
+def test_a_session_is_not_closed_within_its_run(sessions, capsys):
+    session = sessions()
+    run = session.quietly(
+        lambda core: core.log(loss=1), loggers=lambda row: session.close(), timeout=20
+    )
+    assert run.results == [None, None]
+    assert "session.close() after the run" in capsys.readouterr().out
+    assert session.quietly(lambda core: core.rank).results == [0, 1]
 
 
 def test_a_launch_beside_a_session_keeps_none_of_its_pipes(sessions):

@@ -99,7 +99,7 @@ class Cpu(Backend):
         with _without_stdout():  # gloo prints a line per peer
             if self.transport != "gloo":
                 self.group = self.init_process_group()
-                return
+                return  # the groups below are for comparisons, as `_agree` documents
             # Groups with an unfinished message. To delete such a group would wait for the message.
             self._abandoned: list = []
             self._calls = 0  # number of collectives that this core has called

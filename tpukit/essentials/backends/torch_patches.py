@@ -61,7 +61,7 @@ def _corrected(original: Callable, count_values: Callable):
         flags = options[:1] or (named.get("training"), named.get("use_input_stats"))
         is_tracked = any(flags) and running_var is not None and x.device.type == "xla"
         n = count_values(x) if is_tracked else 0
-        if n < 2:
+        if n < 2:  # not tracked, or n - 1 is 0
             return original(x, weight, bias, running_mean, running_var, *options, **named)
         scaled = running_var.data * ((n - 1) / n)
         outputs = original(x, weight, bias, running_mean, scaled, *options, **named)

@@ -22,7 +22,7 @@ from tpukit.essentials.launcher.signals import without_interrupts
 # The header of a message: the number of its parts, then the size of each in bytes.
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
-_CHUNK = 1 << 20  # bytes per read, so that one pipe does not delay the others
+_CHUNK = 1 << 20  # bytes per read at most; a smaller pickle is written together with its header
 _DEEPEST = 20  # levels to which a value is searched for the part that cannot be pickled
 # pickle raises all of these, for locks, lambdas and deep recursion for example.
 _PICKLING_ERRORS = (

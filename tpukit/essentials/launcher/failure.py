@@ -300,7 +300,8 @@ def _signal_name(number: int) -> str:
 def result_unreadable(rank: int, error: Exception) -> Failure:
     """Describe a result that left its process and cannot be unpickled in the kernel."""
     what = f"returned something the kernel cannot unpickle: {type(error).__name__}: {error}"
-    return Failure(rank, time.monotonic(), what, error=error)
+    fix = "return tensors, arrays, numbers and containers of them"
+    return Failure(rank, time.monotonic(), what, error=error, fix=fix)
 
 
 def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) -> Failure:

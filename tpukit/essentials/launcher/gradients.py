@@ -45,7 +45,7 @@ class GradientAverage:
         """Average the gradients of an optimizer, and the float tensors in `also`. Collective."""
         is_first = optimizer not in self._anywhere
         if self._backend.world_size == 1 and not is_first:
-            return
+            return  # there is nothing to average; the first call warns if no gradient exists
         parameters = parameters_of(optimizer)
         trained = list(filter(_is_trained, parameters))
         here = tuple(one.grad is not None for one in trained)

@@ -55,6 +55,11 @@ class RandomNumbers:
         self._forget()
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
 
+    def end_run(self, run: int) -> None:
+        """Begin anew at the end of a session's run, if its function has called `seed`."""
+        if self._core.world_size > 1 and self._can_restore and not self._shared:
+            self.start(run + 1)
+
     def checksum(self) -> int | None:
         """Return a checksum of the host's generators, to compare it between the cores.
 

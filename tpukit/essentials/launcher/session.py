@@ -89,7 +89,8 @@ class Session(contextlib.AbstractContextManager):
     Args:
         cores, device, backend: as `launch`.
         seed: seed of all random numbers, by default 0; None for `torch.initial_seed()` of the
-            notebook. The random sequence continues from run to run.
+            notebook. The random sequence continues from run to run. After a run that has called
+            `core.seed` or `core.same_seed`, several cores begin anew.
         limits: as `launch`.
         progress: the display of the session's start, as `launch`.
         matmul_precision, compile_cache, shard: as `launch`.
@@ -235,8 +236,14 @@ class Session(contextlib.AbstractContextManager):
                 self._last_use = time.monotonic()
 
     def close(self) -> None:
-        """End the workers, which gives the chips back. A second call does nothing."""
-        self._end("it was closed")
+        """End the workers, which gives the chips back. A second call does nothing.
+
+        Raises:
+            SessionEndedError: it is called in a run of the session, by a logger.
+        """
+        with self._lock:
+            self._refuse_in_a_run("session.close()")
+            self._end("it was closed")
 
     def _run(self, call, timeout: float | None, *, progress: str | None, loggers) -> Run:
         group = self._group
@@ -275,10 +282,13 @@ class Session(contextlib.AbstractContextManager):
     def _refuse_if_not_ready(self) -> None:
         if self._ended:
             raise SessionEndedError("the session has ended", found=self._ended, fix=_NEW)
+        self._refuse_in_a_run("session.run(...)")
+
+    def _refuse_in_a_run(self, call: str) -> None:
         if self._is_running:
             raise SessionEndedError(
                 "the session is busy: it runs one function at a time",
-                fix="call session.run(...) after the run, not in a logger",
+                fix=f"{call} after the run, not in a logger",
             )
 
     def _drew_unequally(self) -> bool:
@@ -341,8 +351,8 @@ class _Recovery:
        or is about to pass.
     2. The largest number reported is the limit: the other cores run on to it, so that every
        collective that has begun completes.
-    3. When all cores wait at the limit, an exception unwinds the worker functions. `fit` runs one
-       more step and saves instead.
+    3. When all cores wait at the limit, an exception unwinds the worker functions. `fit` first runs
+       one more step and saves.
 
     If no core moves for some time before that, all get the exception at their present lines. They
     have more time if a core may wait in a graph for a core that has passed fewer boundaries: after

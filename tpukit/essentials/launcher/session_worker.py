@@ -6,8 +6,8 @@
                "running", 41 passed
     RAISE      interrupts the function           RunStopped unwinds the function
                                                  cleans up, reports "prompt"
-    END        as RAISE; but a function that     `fit` runs a step, saves, and returns
-               ends between steps runs on
+    END        as RAISE; but in `fit` it only    `fit` runs a step, saves, and raises
+               sets `end_requested`              `Terminated`; then as after RAISE
 
 A boundary is the beginning of a step, or of a collective outside of steps. All cores pass the same
 boundaries in the same order, so the number of boundaries passed is a common clock. With it the
@@ -135,6 +135,7 @@ class _SessionCore:
     def _wait_at_prompt(self) -> None:
         internal = self._core.internal
         internal.agreement.end_run()
+        internal.numbers.end_run(self._run)
         self._shared_numbers = internal.numbers.checksum()
         self._is_at_prompt = True
         if all(core._is_at_prompt for core in _cores):

@@ -512,7 +512,7 @@ class InProcessGroup(WorkerGroup):
         # `run_core` reports every exception as a failure, but an interrupt ends the launch.
         if failure and isinstance(failure.error, KeyboardInterrupt):
             raise failure.error
-        yield from ()
+        yield from ()  # nothing, but it makes this method a generator
 
 
 def _wait(processes: Iterable[WorkerProcess], seconds: float) -> None:
