@@ -34,6 +34,14 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
     )  # the kernel "mine" exists on the caller's machine only
 
 
+def test_an_empty_cell_of_a_script_counts_in_the_numbers_of_cells(tmp_path):
+    path = tmp_path / "cells.py"
+    path.write_text("# %% first\n\n# %% second\nx = 1\n# %% third\nx = 2\n")
+    found = read_notebook(path)
+    sources = [cell["source"] for cell in json.loads(found.content)["cells"]]
+    assert dict(zip(found.numbers, sources, strict=True)) == {1: "", 2: "x = 1", 3: "x = 2"}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

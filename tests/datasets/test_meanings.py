@@ -460,6 +460,16 @@ def test_labels_of_pandas_are_those_of_the_table_that_was_packed(tmp_path):
         assert images.labels.tolist() == [2 - label for label in stored]
 
 
+def test_numbers_in_a_column_of_objects_are_labels_and_a_missing_one_is_named(tmp_path):
+    images = quietly([(picture(number), number % 2) for number in range(4)], tmp_path / "out")
+    column = pandas.Series([3, 1, 4, 1], dtype=object)
+    images.labels = column
+    assert images.labels.tolist() == column[images.rows].tolist()
+    assert images.labels.dtype == np.int64
+    with pytest.raises(ValueError, match="labels must be finite numbers\n  found: None"):
+        images.labels = column.where(column > 1, None)
+
+
 def test_labels_of_a_folder_and_of_items_have_one_row_per_file_or_item(tmp_path):
     folder_of(tmp_path / "in", "a/0.png", "a/1.png", "b/2.png")
     for number, source in enumerate((tmp_path / "in", Pictures(targets=[0, 0, 1]))):

@@ -220,3 +220,6 @@ def test_exams_of_any_label_are_read_along_the_body(folder, image_label):
     assert answers.index.name == "exam"
     assert sorted(answers.index) == ["scan-01", "scan-02", "scan-03", "scan-04"]
     assert answers["embolus"].tolist() == [0.5] * 4
+    with pytest.raises(ValueError, match="no column pe_present_on_image") as caught:
+        pe.ExamSequences(table, np.zeros((24, 3)), 4, answers=["embolus"])
+    assert 'image_label="x_on_image" or None' in caught.value.fix

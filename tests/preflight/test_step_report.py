@@ -252,9 +252,26 @@ def test_a_function_without_an_optimizer_is_told():
     assert "no optimizer stepped" in hazards(workers.largest_of_int64)["optimizer"]
 
 
+def test_a_program_without_estimated_cycles_is_reported_too():
+    program = Compiled(CHIP, "0.0.17", 1.0, 8, 8, 0, 0, 8, 0.0, 8.0, b"")
+    program.__dict__["program"] = Program({0: ()}, entry=0)
+    recording = Recording((Graph(b"", b""),), is_steady=False, has_optimizer=False)
+    text = str(Preflight(CHIP, recording, (program,)))
+    assert "0 cycles, 0.00 ms" in text
+    assert "no optimizer stepped in the run" in text
+
+
+def test_operations_of_one_name_do_not_hide_others_with_dynamic_shapes():
+    array = Array("f32", (4,), is_dynamic=True)
+    names = ["aten::nonzero"] * 3 + ["aten::unique"]
+    operations = tuple(Operation(name, "custom-call", (array,), op_type=name) for name in names)
+    (finding,) = hazards_module._dynamic([Program({0: operations}, entry=0)])
+    assert "values: aten::nonzero, aten::unique; " in finding.fact
+
+
 def test_a_step_that_is_compiled_again_is_named_with_its_line():
     told = hazards(workers.cuts_windows_out, 6)["recompiles"]
-    assert "graphs were compiled again after the second of 1" in told
+    assert "more graphs were compiled after the second of 1" in told
     assert "slice" in told
     assert "near `model(inputs[:, start : start + 100])" in told
 

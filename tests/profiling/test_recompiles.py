@@ -185,7 +185,7 @@ def power(model, batch, step, kept):
 def test_a_python_number_in_the_graph_is_named_with_both_values_and_its_line(cores):
     lines, _ = trained(power, cores=cores, steps=4)
     assert list(lines) == [2, 4]  # 3 was the first to be looked at: nothing to compare it with
-    assert "if it happens again, the graph will show what changed" in lines[2]
+    assert "if it happens again, the message names the change in the graph" in lines[2]
     assert (
         "the constant 2.75 became 3, near `return (model(batch).abs() + 1).pow(2 + step / 4).mean()`"
         in lines[4]

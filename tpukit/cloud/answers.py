@@ -22,13 +22,13 @@ _LONGEST_MESSAGE = 300  # characters of Google's message in an error
 
 
 class CloudError(TpukitError, RuntimeError):
-    """Google Cloud rejected a request, or did not answer.
+    """Google Cloud or SkyPilot rejected a request or did not answer, or a setting is missing.
 
     Attributes:
         status: the HTTP status of the answer; 401 if no valid credential was found; None if there
-            was no answer.
+            was no answer, or none with a known meaning.
         may_pass: True if the same request may succeed later.
-        answered: False if no answer of the service arrived: the request may have succeeded.
+        answered: False if it is not known whether the service has done the request.
     """
 
     status: int | None = None

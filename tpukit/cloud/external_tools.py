@@ -106,6 +106,7 @@ def run_tool(
 
 def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudError:
     message = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    # Without this text, `error` is "" and `details` is the whole message.
     _, error, details = message.rpartition("ERROR: (gcloud.")
     message = error + details
     if error and len(message) > _LONGEST_MESSAGE:

@@ -97,7 +97,7 @@ class Result:
             if the page could not be made.
         files: the paths of new and changed files of the notebook's working directory, by name.
         metrics: the contents of metrics.json, if the notebook has written this file, and a dict
-            "job" with state, attempt and seconds of the job.
+            "job" with state, attempt and seconds of the job; empty before the end of the job.
     """
 
     notebook: Path | None
@@ -124,8 +124,8 @@ def submit(
 
     The notebook runs from top to bottom in a new kernel, in a working directory with the files of
     `files`. Every few seconds, the job copies new and changed files of this directory into its
-    folder in `bucket`. If the platform starts the job again, the copies are restored, and
-    `fit(..., checkpoints="run")` continues from its checkpoints.
+    folder in `bucket`, but no links. If the platform starts the job again, the copies are restored,
+    and `fit(..., checkpoints="run")` continues from its checkpoints.
 
     Args:
         notebook: the path of an .ipynb or .py file. A script with cells (`# %%`) becomes a
@@ -524,13 +524,13 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     Args:
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
-        to: a `Target` with the credentials to use, such as a `VertexTarget`; None for the
-            credentials of this machine.
+        to: a `Target` for requests to the platform, such as a `VertexTarget` with credentials; None
+            for the target of the job. The folder is read with the credentials of this machine.
 
     Raises:
         PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.
     """
-    folder = open_folder(bucket, project=getattr(to, "project", None))
+    folder = open_folder(bucket)
     job = _found(folder.below(name), to)
     if job is None:
         names = ", ".join(folder.folders())

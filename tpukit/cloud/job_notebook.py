@@ -183,7 +183,9 @@ def _of_script(text: str, name: str) -> dict:
     found = list(_PERCENT.finditer(text))
     if not found:
         return _book([_cell("code", _RUN_SCRIPT.format(name), tags=[])])
-    cells = [_cell("code", text[: found[0].start()], tags=[])]
+    cells = []
+    if before := text[: found[0].start()].strip():
+        cells.append(_cell("code", before, tags=[]))
     ends = [match.start() for match in found[1:]] + [len(text)]
     for match, end in zip(found, ends, strict=True):
         source = text[match.end() : end]
@@ -194,7 +196,7 @@ def _of_script(text: str, name: str) -> dict:
             source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
         tags = re.search(r"tags=(\[[^\]]*\])", match[1])
         cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
-    return _book([cell for cell in cells if cell["source"]])
+    return _book(cells)
 
 
 def _book(cells: list[dict]) -> dict:

@@ -28,7 +28,7 @@ class LocalTarget:
     name = "local"
 
     def start(self, plan: JobPlan) -> dict:
-        """Start the job's run.sh as a separate process, with a new temporary work folder."""
+        """Start run.sh as a separate process in a new work folder, unless it runs already."""
         earlier = read_json(PathFolder(Path(plan.folder)), "handle.json")
         if earlier and _is_alive(earlier):
             return earlier

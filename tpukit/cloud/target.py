@@ -13,14 +13,16 @@ machine, it starts one command, which is the same on all platforms:
              is used again, nothing is installed a second time.
 
     exit code 0    the notebook has succeeded
-    exit code 1    the job is over and must not run again; result.json has the reason
+    exit code 1    this command must not run again: the job is over, for the reason in result.json;
+                   it was cancelled; or another machine runs it
     exit code 75   the job was interrupted: start the same command again, on any machine
 
-result.json exists only when the job is over. run.sh first looks for it, in FOLDER, and in ADDRESS
-if that is a path. So to start a finished job again takes only seconds. If the installation fails,
-run.sh writes result.json and log/ into FOLDER; a target whose FOLDER is a copy uploads them to
-ADDRESS. A platform must send SIGTERM only to the process of this command, not to its children.
-SIGTERM interrupts the running cell, which then has `JobOptions.grace` seconds to save.
+result.json exists only when the job is over. run.sh first looks for it, and for the file cancel, in
+FOLDER, and in ADDRESS if that is a path. So a second start of a finished job ends in seconds. If
+the installation fails, run.sh writes result.json and log/ into FOLDER; a target whose FOLDER is a
+copy uploads them to ADDRESS. A platform must send SIGTERM only to the process of this command, not
+to its children. SIGTERM interrupts the running cell, which then has `JobOptions.grace` seconds to
+save.
 """
 
 import os

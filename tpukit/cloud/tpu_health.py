@@ -69,9 +69,9 @@ def health(
             credentials.
         wait: the longest wait until a TPU VM is healthy: "10m", "90s" or seconds; 0 for a single
             request.
-        every: the seconds between two requests.
+        every: the seconds between two requests about a TPU VM.
         timeout: the limit in seconds for the computation on this machine.
-        progress: as in `launch`.
+        progress: as in `launch`, for the wait for a TPU VM.
         credentials: the credentials of google-auth; None for those of this machine.
         endpoint: the endpoint of the Cloud TPU API; None for Google's.
 

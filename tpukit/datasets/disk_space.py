@@ -176,7 +176,10 @@ class Room:
         return max(0, needed - _bytes_of(target) - _bytes_in(target.work / "items"))
 
     def _bytes(self, plan: dict, enough: float = 0) -> int | None:
-        """Estimate the pack's size in bytes, more often too high than too low.
+        """Estimate the pack's size in bytes.
+
+        The estimate for files and slices is more often too high than too low. That for pixels is
+        too low by the index and the overhead of the file format.
 
         Args:
             plan: the settings of the pack.

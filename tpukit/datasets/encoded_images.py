@@ -3,7 +3,7 @@
     b"\\xff\\xd8...", bytearray, memoryview               bytes
     {"bytes": b"...", "path": "a.jpg"}                   an image of the Hugging Face hub
     io.BytesIO, an open file, a member of an archive     file objects that can be read again
-    (N,) or (N, 1) uint8                                 from cv2.imencode, torchvision, h5py
+    (N,), (N, 1) or (1, N) uint8                         from cv2.imencode, torchvision, h5py
     a binary scalar of pyarrow, numpy.void               from tables and HDF5 files
 
 Pillow images and arrays of pixels are not converted.

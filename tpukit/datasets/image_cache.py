@@ -67,8 +67,9 @@ def cached_images(
     Args:
         packed: the result of `pack`.
         size: height and width in pixels, one number for both or (height, width).
-        folder: a new or empty folder, or one in which the same cache was begun or finished. None
-            for the folder `<pack>-cache-<size>` next to the pack. If nothing can be written next
+        folder: a new or empty folder, or one in which the same cache was begun or finished. If
+            another cache was begun there, and not finished, the new one replaces it. None for the
+            folder `<pack>-cache-<size>` next to the pack. If nothing can be written next
             to the pack, as in Kaggle's /kaggle/input, or the disk is too small, the cache is in the
             system's temporary folder. At least 4 GiB of the disk stay free.
         workers: the number of processes that decode; None for one per CPU.
@@ -81,8 +82,8 @@ def cached_images(
 
     Raises:
         FileExistsError: the folder contains other files.
-        ValueError: a number is out of range, or the folder has a cache of another pack, size or
-            `exact`.
+        ValueError: a number is out of range, or the folder has a finished cache of another pack,
+            size or `exact`.
         OSError: an image, or an existing cache, is damaged; the message names it.
     """
     return choose_images(

@@ -40,7 +40,8 @@ class FoundFiles:
         group_names: the name of each group, in the order of the numbers.
         mask_names: the paths of the masks; or [].
         images, masks: the contents of a table's cells; [] if the cells are paths.
-        left_out: for each ending, the number of files in the folder that are not images.
+        left_out: for each ending, the number of a folder's files that are not images of a class.
+            An ending has the addition "beside the classes" for files directly in the folder.
     """
 
     names: list[str]
@@ -67,10 +68,11 @@ def endings() -> tuple[str, ...]:
 def find_images(
     folder, classes: Sequence[str] | None = None, *, without: Path | None = None
 ) -> FoundFiles:
-    """Find the images of a folder, class by class, each class in the order of names.
+    """Find the images of a folder, class by class.
 
-    Names that begin with a dot (`.ipynb_checkpoints`, `._001.jpg` of a Mac), `__MACOSX`, packs,
-    caches, links to a folder above, and pipes are left out.
+    The images in a folder are in the order of their names, before those in its sub-folders.
+    Left out are names that begin with a dot (`.ipynb_checkpoints`, `._001.jpg` of a Mac),
+    `__MACOSX`, packs, caches, links to a folder above, and pipes.
 
     Args:
         folder: the folder with one folder per class.

@@ -54,7 +54,7 @@ class Columns:
     masks: object = None
     form: PixelForm = PixelForm()
     classes: Sequence[str] = ()  # names of the classes, in the order in which they are stored
-    own: Sequence[str] = ()  # the same names in the dataset's own order, if it differs
+    own: Sequence[str] = ()  # the dataset's names in its own order, if `classes` has them all
 
 
 class _Parts(NamedTuple):

@@ -9,8 +9,8 @@ kernel sends the names of a plugin's class and function:
     process    imports the module, and registers both again
 
 A process cannot import a class that is defined in the notebook. So `pack` raises ValueError for
-files of such a plugin, before it packs the first image. A decoder that is
-defined in the notebook and registered with `Image.register_decoder` is not sent.
+files of such a plugin, before it packs the first image. A decoder that is defined in the notebook
+and registered with `Image.register_decoder` is not sent, without an error.
 """
 
 import contextlib

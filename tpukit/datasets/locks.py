@@ -91,11 +91,11 @@ def hold(path: Path, *, seconds: float) -> Iterator[None]:
 def claim(unfinished: Path) -> Iterator[None]:
     """Create a file and lock it, so that `remove_unclaimed` of another process does not remove it.
 
-    The caller may open and close the file in the block. On Windows `claim` does nothing, because no
-    process can remove the file that the caller has open.
+    A file that exists is emptied. The caller may open and close the file in the block. On Windows
+    `claim` does nothing, and the caller makes the file: no process can remove an open file there.
     """
     if fcntl is None:
-        yield  # Windows does not remove a file that a process has open
+        yield
         return
     while True:
         with unfinished.open("wb") as file:

@@ -46,6 +46,10 @@ def join(image: bytes, mask: bytes) -> bytes:
 
     The decoder turns the image by its EXIF orientation. A mask without EXIF must be turned in the
     same way. `join` does this if the mask has the shape that the image has before it is turned.
+
+    Raises:
+        ValueError: the EXIF data turn the image, and its shape does not show whether the mask is
+            turned already.
     """
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
     if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:

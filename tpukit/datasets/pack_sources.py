@@ -97,7 +97,7 @@ class PackSource:
         table: the number of a table's rows and the digest of its index; None for another source.
         encoded: the `EncodedSource`, whose `find` returns this source with rows and names. None for
             files and items.
-        left_out: for each ending, the number of a folder's files that are not images.
+        left_out: as of `FoundFiles`; {} for another source than a folder.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
         arguments: for a folder or a CSV file, the result of `arguments_of`. A later call compares

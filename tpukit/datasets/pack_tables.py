@@ -112,7 +112,9 @@ def load_table(source, *, words: Sequence):
 
 
 def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
-    """Return code that reads a CSV file into `table`, for a fix that changes a column of `table`.
+    """Return code that reads a CSV file into `table`, and after it the words "with root=...".
+
+    It is the beginning of a fix that changes a column of `table`.
 
     Args:
         file: the path of the CSV file.

@@ -41,7 +41,7 @@ class CachedImages(StoredImages):
     `[i]` is `(image, labels)`. The image is a (3, H, W) uint8 tensor in [0, 255]; (1, H, W) for
     mode "L", and (2, H, W) for "I;16". Labels and masks are as those of `PackedImages`. Open the
     cache in the kernel and use it in the workers: forked processes share the mapping of the file,
-    and a pickle contains only the path.
+    and a pickle contains only the path and the assigned labels.
 
     Do not change the files while the cache is open: if a mapped file is truncated, the system
     sends SIGBUS to every process that reads from the file, and the process ends.

@@ -6,6 +6,7 @@ groups allow.
 
 from typing import Any, NamedTuple
 
+from tpukit.datasets.label_arrays import is_missing
 from tpukit.essentials.display import InvalidValueError, check_count, counted
 
 
@@ -21,11 +22,12 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     Returns:
         The indices of the images in each part, two int64 arrays in ascending order. The share
-        of the second part is as near to `valid` as whole groups allow.
+        of the second part is near to `valid`, but not always the nearest that is possible.
 
     Raises:
         ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
-            rows, has too many classes, or has several columns with other numbers than 0 and 1.
+            rows, has missing words or too many classes, or has several columns with other numbers
+            than 0 and 1.
     """
     import numpy
 
@@ -56,14 +58,14 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
     """Divide images into folds that share no group; each fold is the validation part once.
 
-    The method is that of scikit-learn's StratifiedGroupKFold, for several labels per image, too.
-    The groups are assigned one after the other, the largest first. Each group gets the fold
-    that has the fewest images of the same classes.
+    Like scikit-learn's StratifiedGroupKFold, it assigns one group after the other; here an image
+    may have several labels. The first is the group with the largest share of all images or of a
+    class. Each group gets the fold that has the fewest images of the same classes.
 
     Args:
         groups: (N,) int, the group of each image.
         count: the number of folds, 2 or more.
-        seed: determines the order of groups of equal size.
+        seed: determines the order of groups with equal shares.
         stratify: as for `split_by_group`.
 
     Returns:
@@ -109,7 +111,7 @@ def _fold_of_each(found: _KindsInGroups, count: int, seed: int):
     Args:
         found: the number of images of each kind in each group.
         count: the number of folds.
-        seed: determines the order of groups of equal size.
+        seed: determines the order of groups with equal shares.
     """
     import numpy
 
@@ -254,7 +256,7 @@ def _all_choices(count: int):
 
 
 def _checked(stratify, count: int):
-    """Return `stratify` as an array; ValueError if it has another length than the images."""
+    """Return `stratify` as an array; ValueError for another length, or a missing word."""
     import numpy
 
     values = numpy.asarray(stratify)
@@ -262,6 +264,13 @@ def _checked(stratify, count: int):
         raise InvalidValueError(
             f"stratify= has the shape {values.shape}, and there are {count:,} images",
             fix="one class for each image, or a row of zeros and ones",
+        )
+    # numpy cannot sort words and None. In an array of numbers, NaN is a class of its own.
+    if values.dtype == object and any(map(is_missing, values.flat)):
+        raise InvalidValueError(
+            "stratify= has missing values",
+            found=f"{sum(map(is_missing, values.flat)):,} of {count:,}",
+            fix='give these images a class of their own: column.fillna("unknown")',
         )
     return values
 

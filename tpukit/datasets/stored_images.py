@@ -1,6 +1,7 @@
 """The common part of packs and caches: labels, groups and rows of N images, and their checks."""
 
 import operator
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,8 @@ class StoredImages(Dataset):
         if hasattr(labels, "iloc"):
             labels = in_image_order(labels, self.source_rows, self.rows)
         labels = numpy.array(labels)
+        if labels.dtype == object and all(isinstance(label, Real) for label in labels.flat):
+            labels = numpy.array(labels.tolist())  # numbers of a column that also had other values
         if self.classes and labels.shape[1:] == (1,):  # the only column of a DataFrame
             labels = labels[:, 0]
         if labels.shape[:1] != (len(self),):
@@ -129,7 +132,8 @@ class StoredImages(Dataset):
         elif labels.dtype.kind in "biu":
             return
         else:
-            wrong = labels.reshape(-1)[0]
+            others = (label for label in labels.flat if not isinstance(label, Real))
+            wrong = next(others, labels.flat[0])
         fix = "leave images without a finite label out, or correct their labels"
         if wrong in self.classes:  # a name of a class in place of its number
             # A list in the order of the table would give every image a wrong label.

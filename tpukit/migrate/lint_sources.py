@@ -165,7 +165,8 @@ def files_in(
     Args:
         paths: files and folders; files are yielded without a check.
         skipped: a list, to which `files_in` adds folders that it does not search, such as Python
-            environments. Hidden folders are not searched either, but are not added.
+            environments. Hidden folders and links to folders are not searched either, but are not
+            added.
         errors: a list, to which `files_in` adds an error for each folder that cannot be read.
     """
     seen: set[Path] = set()

@@ -119,7 +119,8 @@ def _installed() -> str:
 def dead_part(full: str) -> str:
     """Return a name up to its first part that torch_xla lacks; "" if no part is missing.
 
-    The attributes of a class are not checked.
+    torch_xla has a part if 2.8 and 2.9 both have it, or the installed one of these. The attributes
+    of a class are not checked.
     """
     if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
         return full  # the package's name of 2019, and modules that torch never had

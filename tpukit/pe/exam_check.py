@@ -41,8 +41,8 @@ def check_exams(table):
 
     An exam is irregular if it has several series, slices at equal positions, or a gap because a
     slice is missing. It is also irregular if the spacing changes although the slices are numbered
-    without a gap. For a table of `index_dicom` or `read_exams`, the result also has facts of the
-    files, such as other modalities than CT, incomplete headers, and series stored mirrored.
+    without a gap. For a table of `index_dicom` or `read_exams`, the result also has facts of all
+    files of the folder, such as other modalities, incomplete headers, and series stored mirrored.
 
     A submission must have answers for irregular exams too. `ExamSequences(..., irregular="keep")`
     uses the slices of these exams in the order of their positions.

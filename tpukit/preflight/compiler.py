@@ -423,7 +423,7 @@ def _does_not_fit(first: str, words: str, chip: Tpu) -> OutOfMemoryError:
     return OutOfMemoryError(
         fact,
         found=first,
-        fix=f"{fix}; tpukit.preflight.largest_batch finds the batch",
+        fix=f"{fix}; tpukit.preflight.largest_batch finds such a batch",
         words=words,
         needed=needed,
         limit=limit,

@@ -55,7 +55,7 @@ def find_hazards(recording: Recording) -> list[Finding]:
         found += _wide(wide, programs, recording)
     found += _dynamic(programs)
     if all(finding.state == "ok" for finding in found):
-        fact = "no fallbacks to the host, no float64, no large int64, no dynamic shapes"
+        fact = "no fallbacks to the host, no large float64 or int64, no dynamic shapes"
         found.append(Finding("hazards", "ok", f"{fact}; nothing compiled again"))
     return found
 
@@ -77,7 +77,7 @@ def _optimizer(recording: Recording) -> list[Finding]:
         fix = "train in a loop with core.optimizer_step(optimizer), or by fit"
         return [Finding("optimizer", "warning", f"{fact}, {meaning}", fix=fix)]
     if not recording.is_steady and not recording.recompiled:
-        fact = "the function ended before its step came back unchanged; this is the last step"
+        fact = "the function ended before a step ran three times, so this may be an unusual step"
         fix = "train on more data or epochs: at least five steps"
         return [Finding("steady step", "warning", fact, fix=fix)]
     return []
@@ -88,9 +88,13 @@ def _recompiles(recording: Recording) -> list[Finding]:
     if not recording.recompiled:
         return []
     reason, fix = recording.reason
-    graphs = "1 graph was" if recording.recompiled == 1 else f"{recording.recompiled} graphs were"
-    when = f"after the second of {recording.steps} steps, each for seconds to minutes"
-    fact = f"{graphs} compiled again {when}"
+    graphs = (
+        "1 more graph was"
+        if recording.recompiled == 1
+        else f"{recording.recompiled} more graphs were"
+    )
+    when = f"after the second of {recording.steps} steps"
+    fact = f"{graphs} compiled {when}; each takes seconds to minutes"
     fix = fix or "use the same shapes in every step"
     return [Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix=fix)]
 

@@ -198,7 +198,7 @@ def _run(topology: Imagined, task: Task, *, progress: str | None) -> dict:
             raise interrupted(collect(group)) from None
         if failure is not None:
             display.close("failed")
-            raise worker_failed(failure, group, "preflight recorded the step, and ")
+            raise worker_failed(failure, group, "during a preflight, ")
         return group.results[0]
 
 

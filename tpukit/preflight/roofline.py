@@ -106,7 +106,7 @@ def limit(found) -> tuple[str, str]:
         return slowest, f"the {slowest} {verb} the limit: {times}; {_ADVICE[slowest]}"
     compute = found.flops_share
     # Not `bandwidth_share`, because in that the compiler also counts bytes in on-chip memory.
-    memory = min(1.0, found.hbm_traffic / (chip * found.chip.bandwidth))
+    memory = min(1.0, found.hbm_traffic / (chip * found.chip.bandwidth)) if chip else 0.0
     name = "compute" if compute >= memory else "memory"
     share = max(compute, memory)
     if share < _FILLED:
@@ -138,7 +138,7 @@ def roofline_figure(found, *, step_seconds: float | None = None) -> Figure:
     if not found.compiled:
         raise InvalidValueError(
             "a step that does not fit has no roofline, because it was not compiled",
-            fix="use a smaller batch; `tpukit.preflight.largest_batch` finds the largest that fits",
+            fix="use a smaller batch; `tpukit.preflight.largest_batch` finds one that fits",
         )
     drawn = points(found)
     whole = Point(

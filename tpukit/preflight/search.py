@@ -29,7 +29,7 @@ class LargestBatch(Table):
 
     Attributes:
         batch_size: the number of samples per core, or of the whole run with `shard`; 0 if none of
-            the sizes in `tried` fits.
+            the sizes in `tried` fits. A slightly larger size may fit, too.
         tried: the preflight of each batch size that was compiled.
     """
 
@@ -75,19 +75,23 @@ def largest_batch(
     libtpu: str | None = None,
     progress: str | None = None,
 ) -> LargestBatch:
-    """Find the largest batch per core that fits, by compiling a few sizes.
+    """Find a batch per core that fits and nearly fills the memory, by compiling a few sizes.
+
+    The search ends if a batch takes 95% of the memory, or if one that is 3% larger does not fit. So
+    a slightly larger batch may fit, too.
 
     Args:
         train: the worker function, `train(core, batch_size, *args)`.
         *args: further arguments of `train`, after the batch size.
         chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is for the whole
             run.
-        start: the first batch size to compile, 1 or more, rounded to a multiple of `multiple`.
+        start: the first batch size to compile, 1 or more, rounded down to a multiple of
+            `multiple`.
         multiple: batch sizes are multiples of this, 1 or more; a TPU computes 8 rows at a time.
         compiles: the most batch sizes to compile, 2 or more.
 
     Returns:
-        The largest batch that fits, with all preflights.
+        The largest compiled batch that fits, with all preflights.
 
     Raises:
         ValueError: a number is too small, or the chip does not exist.

@@ -26,8 +26,9 @@ class _Parameter(NamedTuple):
 class StepMarks:
     """Collect marks in `all`, one after each graph in which an optimizer has stepped.
 
-    After each mark, the function in `after_step` is called. If the loop ends its graphs without
-    `core.step()`, everything between two steps of an optimizer counts as a single graph.
+    After each mark, and after 500 graphs without one, the function in `after_step` is called. If
+    the loop ends its graphs without `core.step()`, everything between two steps of an optimizer
+    counts as a single graph.
 
     Args:
         backend: the backend of the core.

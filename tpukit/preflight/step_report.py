@@ -227,16 +227,16 @@ class Preflight(Findings):
     @property
     def flops_share(self) -> float:
         """The share of the chip's bfloat16 peak that the step would reach, 0 to 1."""
-        if not self.compiled:
-            return math.nan
-        return self.flops / (self.seconds * self.chip.flops)
+        return self._share(self.flops, self.chip.flops)
 
     @property
     def bandwidth_share(self) -> float:
         """The share of the memory's bandwidth that the step would use, by the compiler's count."""
-        if not self.compiled:
-            return math.nan
-        return self.bytes_accessed / (self.seconds * self.chip.bandwidth)
+        return self._share(self.bytes_accessed, self.chip.bandwidth)
+
+    def _share(self, amount: float, per_second: float) -> float:
+        """Return an amount as a share of what `seconds` allow; 0 if the step takes no cycles."""
+        return amount / (self.seconds * per_second) if self.seconds else 0.0
 
     @property
     def flops(self) -> float:
@@ -432,7 +432,7 @@ class Preflight(Findings):
             unit = "of the run"
         fitting = int(samples * limit / self.hbm_bytes) // _BATCH_MULTIPLE * _BATCH_MULTIPLE
         size = f"fewer than {fitting:,} samples {unit}" if fitting else "a smaller batch"
-        return f"{size} (`tpukit.preflight.largest_batch` finds it exactly)"
+        return f"{size} (`tpukit.preflight.largest_batch` searches for one)"
 
     def _time(self) -> str:
         milliseconds = self.seconds * 1e3

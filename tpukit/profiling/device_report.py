@@ -169,9 +169,9 @@ def _compiles(backend, metrics: _Metrics) -> Finding:
         return Finding("compiles", "ok", fact)
     fact += ": a training and its evaluation need about four"
     fix = (
-        "the same shape for every batch (`core.batches`, or `drop_last=True`), no exponent or index "
-        "in Python that changes, no `if` on a tensor; `tpukit.fit` reports which step compiled "
-        "again, and why"
+        "the same shape for every batch (`core.batches`, or `drop_last=True`), no exponent or "
+        "index in Python that changes, no `if` on a tensor; `tpukit.fit` reports which step "
+        "compiled again, and why"
     )
     return Finding("compiles", "warning", fact, fix=fix)
 

@@ -153,9 +153,9 @@ def compare(
 
     Args:
         model: a torch.nn.Module on the CPU.
-        batch: the arguments of the model: a tensor, a tuple of arguments, or a dict of keyword
-            arguments. Pass a few samples only, because the output of every layer is stored three
-            times.
+        batch: the arguments of the model: a tensor, a tuple or list of arguments, or a dict of
+            keyword arguments. Pass a few samples only, because the output of every layer is stored
+            three times.
         backend, matmul_precision, timeout: as in `launch`.
 
     Returns:

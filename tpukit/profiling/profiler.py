@@ -50,8 +50,8 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
                 with core.step():
                     ...
 
-    On CPU and CUDA, torch.profiler writes a Chrome trace. On a TPU, torch_xla writes a Chrome trace
-    and files for TensorBoard.
+    torch_xla writes a Chrome trace and files for TensorBoard. Without torch_xla, torch.profiler
+    writes a Chrome trace, with the device only if it is a GPU.
 
     Args:
         core: this core; call `profile` in the worker function.

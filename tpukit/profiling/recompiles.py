@@ -141,7 +141,7 @@ class RecompileMonitor:
 
         Returns:
             a message with the reason and the fix; None if the step was not compiled again, if its
-            compilation was expected, or after five messages.
+            compilation was expected or has no known reason, or after five messages.
         """
         if self._compiles_before is None:
             return None
@@ -182,7 +182,7 @@ class RecompileMonitor:
         if not self._checks_graphs:
             # The graph of this step has run already, so only later graphs can be compared.
             self._enable_graph_checks(True)
-            again = "if it happens again, the graph will show what changed"
+            again = "if it happens again, the message names the change in the graph"
             return f"the shape of the batch was seen before; {again}"
         if not self._checks:
             fix = "call monitor.check_graph(model, loss) at the end of the step"
@@ -190,7 +190,7 @@ class RecompileMonitor:
             return explain(fact, fix=f"{fix}, which finds the cause")
         if not self._changes:
             known = "the model and the loss are computed as before"
-            fix = "compute or keep it in every step, or after the step, from what the step returns"
+            fix = "compute or keep the tensor in every step; or after the step, from its results"
             fact = f"{known}, so another tensor was computed or kept in this step"
             return explain(fact, fix=fix)
         # An empty text means that there was no earlier graph to compare with.
@@ -222,7 +222,7 @@ def what_differs(before: str, after: str) -> tuple[str, str]:
         come = _without_constants(come)
     if not gone and not come:
         fact = "the graphs differ only in the order of operations"
-        return fact, "call the parts of the model in one order"
+        return fact, "call the parts of the model in the same order in every step"
     now = next((line for line in new if line in come), None)
     was = None
     # Only graphs with the same number of operations have an old operation that became the new one.
