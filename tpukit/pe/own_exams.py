@@ -64,8 +64,8 @@ def read_exams(
 
     Raises:
         FileNotFoundError: the folder has no DICOM file, or lacks the exam or image of a row.
-        ValueError: the table is not as above, a label is neither 0 nor 1, an exam has several
-            series and `series` does not select one of them, or no file is a CT slice.
+        ValueError: the table is not as above; an exam has several series, and `series` does not
+            select one of them; or no file is a CT slice.
         OSError: a file cannot be read.
         ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
     """
