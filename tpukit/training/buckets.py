@@ -242,8 +242,9 @@ class BucketSampler(ShardedSampler):
     next larger bucket. So only the last step needs padding samples, and `drop_last` leaves out
     less than a step.
 
-    Then the steps are shuffled, but one step of every length comes first, in descending order of
-    length. So all graphs are compiled early, and a lack of memory raises an error at once.
+    With `shuffle`, the steps are then shuffled. But one step of every length always comes first, in
+    descending order of length. So all graphs are compiled early, and a lack of memory raises an
+    error at once.
 
     Without shuffling, `places` returns the positions of the outputs in the dataset.
 

@@ -323,19 +323,12 @@ def _read(history: Any) -> _History:
             x = _spread(places, len(y))
         known = np.isfinite(y)
         if isinstance(columns[name], _Column):
-            # A row without this measure is not a gap in the curve. A row without a step has no
-            # place on the axis.
-            known &= np.isfinite(x)
+            # A row without this measure is not a gap in the curve.
             x = x[known]
             y = y[known]
         elif not known.all():
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
-        if len(y):
-            series[name] = _Points(x, y)
-        else:
-            notes.append(f"{name} has no value in a row with a {axis}")
-    if not series:
-        raise _nothing_to_draw(columns, levels, notes)
+        series[name] = _Points(x, y)
     return _History(axis, series, levels, notes)
 
 

@@ -66,7 +66,7 @@ class _Limit(NamedTuple):
 
 
 class IndexChecks:
-    """Checks the integers in the batches of one `fit`.
+    """Checks the integers in the batches of one `fit`, or of one evaluation or prediction.
 
     Attributes:
         unequal: why the batches of a step have different weights in the mean loss, such as

@@ -218,7 +218,8 @@ def _text_checksum(values: list) -> int:
     """Return a checksum of values, in which paths count relative to their common folder."""
     paths: list[str] = []
     _each_path(values, lambda path: paths.append(path) or path)
-    if paths:
+    # On Windows, files on several drives have no common folder, so their whole paths count.
+    if len({os.path.splitdrive(path)[0] for path in paths}) == 1:
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         values = _each_path(values, lambda path: os.path.relpath(path, folder))
     return zlib.crc32(repr(values).encode())

@@ -64,8 +64,8 @@ def write_whole(
 def is_writable_by_others(path: Path) -> bool:
     """Return whether other users (except root) can change a file or a folder.
 
-    If True, tpukit must not load code from there. For a path that another user owns, the result is
-    False only on a read-only file system, such as that of Kaggle's inputs.
+    If True, tpukit must not load code from there. If neither this user nor root owns the path, the
+    result is False only on a read-only file system, such as that of Kaggle's inputs.
     """
     if os.name == "nt":  # Windows has no such mode
         return False
