@@ -1492,6 +1492,11 @@ def test_the_fixes_work_for_splits():
         split_by_group(groups // 2, stratify=values)
     split_by_group(groups // 2, stratify=fix.code(r"(?<=: ).*", values=values))
 
+    column = pandas.Series(list("abc" * 3) + [None])
+    with fixes("splitting: stratify= has missing values") as fix:
+        split_by_group(groups, stratify=column)
+    split_by_group(groups, stratify=fix.code(r"column.*", column=column))
+
     labels = np.linspace(0, 1, 20).reshape(10, 2)
     with fixes("splitting: stratify= with several columns must hold zeros and ones") as fix:
         split_by_group(groups, stratify=labels)

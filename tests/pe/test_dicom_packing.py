@@ -37,7 +37,7 @@ from tpukit.pe import (  # noqa: E402
     read_labels,
     three_windows,
 )  # noqa: E402
-from tpukit.pe.ct import see  # noqa: E402
+from tpukit.pe.ct import to_grey  # noqa: E402
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom  # noqa: E402
 
 KIT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_one_window_has_the_neighbouring_slices_as_colours(made, tmp_path, windo
         **QUIET,
     )
     slices = [
-        see(read_dicom(made / "train" / records.name(number)), 100, 700) for number in range(15)
+        to_grey(read_dicom(made / "train" / records.name(number)), 100, 700) for number in range(15)
     ]
     for number, image in enumerate(decoded(records)):
         first, last = number // 5 * 5, number // 5 * 5 + 4

@@ -98,6 +98,19 @@ def test_a_truncated_file_of_frames_is_named(tmp_path):
         pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices")
 
 
+@pytest.mark.parametrize(
+    "damage", [(b"\x02\0\x10\0UI", b"\x02\0\x10\0UB"), (b"IS\2\x008 ", b"IS\2\x008\7")]
+)
+def test_a_file_of_frames_with_a_damaged_header_is_named(tmp_path, damage):
+    CASES["enhanced_ct"].write(tmp_path / "dicom")
+    file = tmp_path / "dicom" / "all.dcm"
+    whole = file.read_bytes()
+    assert damage[0] in whole
+    file.write_bytes(whole.replace(*damage, 1))
+    with pytest.raises(OSError, match=r"(?s)all.dcm cannot be decoded.*fix: +copy this file again"):
+        pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices")
+
+
 def test_compressed_frames_become_slices(tmp_path):
     import pydicom
 

@@ -112,7 +112,7 @@ def test_folds_are_stratified_on_request():
     )
     assert shares.tolist() == [0.25] * 5
     with pytest.raises(
-        ValueError, match=r"no column 'pe' to stratify by\n  found: Study(.|\n)*fix:"
+        ValueError, match=r"no column 'pe' to stratify by\n  found: Study(.|\n)*fix:   one of these"
     ):
         assign_folds(frame, 5, stratify="pe")
 

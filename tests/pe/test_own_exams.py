@@ -114,6 +114,14 @@ def test_a_column_that_is_no_label_is_left_out_as_the_fix_says(folder):
     assert len(pe.read_exams(folder, table.drop(columns="age"), series="soft", **QUIET)) == 24
 
 
+def test_a_file_whose_description_is_damaged_is_named(tmp_path):
+    write_series(tmp_path, Truth(), name="x", count=1, SeriesDescription="CT thin")
+    (file,) = tmp_path.rglob("*.*")
+    file.write_bytes(file.read_bytes().replace(b"LO\x08\0CT thin", b"L\xb1\x08\0CT thin"))
+    with pytest.raises(OSError, match=r"cannot be decoded(.|\n)*fix:   copy this file again"):
+        pe.read_exams(tmp_path, **QUIET)
+
+
 @pytest.mark.parametrize("key", ["uid", "file"])
 def test_labels_of_images_become_labels_of_their_exams(folder, key):
     whole = pe.read_exams(folder, series="soft", **QUIET)
@@ -220,3 +228,6 @@ def test_exams_of_any_label_are_read_along_the_body(folder, image_label):
     assert answers.index.name == "exam"
     assert sorted(answers.index) == ["scan-01", "scan-02", "scan-03", "scan-04"]
     assert answers["embolus"].tolist() == [0.5] * 4
+    with pytest.raises(ValueError, match="no column pe_present_on_image") as caught:
+        pe.ExamSequences(table, np.zeros((24, 3)), 4, answers=["embolus"])
+    assert 'image_label="x_on_image" or None' in caught.value.fix

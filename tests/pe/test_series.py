@@ -14,7 +14,7 @@ from tpukit.pe.series import (  # noqa: E402
     header_type,
     read_headers,
     turn,
-    without_others,
+    without_other_kinds,
 )
 
 HEAD_FIRST = [1, 0, 0, 0, 1, 0]
@@ -277,7 +277,7 @@ def test_images_without_hounsfield_units_are_left_out_by_kind(tmp_path, kind, ca
     file.save_as(path)
     found, others = read_headers(tmp_path, names, work_in(tmp_path), 1, "off")
     assert found["file"].tolist() == [0]
-    assert without_others(tmp_path, names, others) == []
+    assert without_other_kinds(tmp_path, names, others) == []
     assert (
         f"left out 1 files of {kind} in {tmp_path}, for instance b.dcm" in capsys.readouterr().out
     )

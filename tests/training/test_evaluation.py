@@ -208,6 +208,30 @@ def test_cpu_processes_give_the_loss_of_a_large_module_that_the_device_gives():
 
 
 @pytest.mark.parametrize("keep_outputs", [True, False])
+def test_a_small_loss_module_is_in_evaluation_mode_like_a_large_one(keep_outputs):
+    class Distances(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2))
+
+        def forward(self, outputs, targets):
+            return self.layers(outputs - targets).abs().mean()
+
+    def work(core):
+        loss = core.model(Distances())
+        batches = core.batches(TensorDataset(*samples()), batch_size=8)
+        found = evaluate(core, core.model(net()), loss, batches, keep_outputs=keep_outputs)
+        return found.loss, loss.training
+
+    inputs, targets = samples()
+    with torch.no_grad():
+        expected = Distances().eval()(net()(inputs), targets).item()
+    for loss, training in quietly(work).results:
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert training
+
+
+@pytest.mark.parametrize("keep_outputs", [True, False])
 def test_a_total_and_its_weight_may_be_a_list_as_in_fit(keep_outputs):
     def work(core, form):
         def loss(outputs, targets):

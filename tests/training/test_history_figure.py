@@ -203,3 +203,18 @@ def test_a_loss_that_became_nan_is_said():
 def test_what_is_no_history_is_refused_with_its_fix(history, kind, message):
     with pytest.raises(kind, match=message):
         show_history(history)
+
+
+def test_a_row_without_a_step_is_left_out():
+    rows = [{"train_loss": 0.9}, {"step": 1, "train_loss": 0.5}, {"step": 2, "train_loss": 0.4}]
+    only_without_step = [*rows, {"auroc": 0.7}]
+    for given in (rows, rows[::-1], only_without_step):
+        axes, *others = show_history(given).axes
+        (curve,) = axes.lines
+        assert sorted(curve.get_xdata()) == [1, 2]
+        assert not others
+
+
+def test_rows_of_which_none_with_a_step_has_a_number_are_refused():
+    with pytest.raises(ValueError, match="train_loss has no value in a row with a step"):
+        show_history([{"train_loss": 0.9}, {"step": 1}])

@@ -211,6 +211,17 @@ def test_a_csv_file_that_was_removed_begins_with_the_names_again(tmp_path):
         assert rows(tmp_path / "new/log.csv") == [["step", "loss"], ["2", "0.25"]]
 
 
+def test_a_home_folder_is_the_one_of_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # on Windows
+    monkeypatch.chdir(tmp_path)
+    CsvWriter("~/log.csv")({"step": 1})
+    if importlib.util.find_spec("tensorboard"):
+        TensorBoardWriter("~/board")({"step": 1, "loss": 0.5})
+    assert not (tmp_path / "~").exists()
+    assert rows(tmp_path / "log.csv") == [["step"], ["1"]]
+
+
 def test_a_run_writes_a_csv_file(tmp_path):
     quietly(log_three, loggers=CsvWriter(tmp_path / "log.csv"))
     assert rows(tmp_path / "log.csv")[:2] == [["step", "loss"], ["0", "0.5"]]

@@ -237,6 +237,24 @@ def test_the_step_that_a_resumed_run_compiles_again_is_counted_and_not_in_its_ra
     assert history.samples_per_second == History(intervals=steady).samples_per_second
 
 
+def test_the_search_for_the_best_epoch_starts_anew_with_augmentation_even_if_its_first_is_nan():
+    scores = iter([0.0, 0.9, math.nan, 0.5])  # the first is that of the trial before epoch 1
+
+    def work(core):
+        return train(
+            core,
+            epochs=3,
+            valid=Dots(8),
+            metrics={"score": lambda outputs, targets: next(scores)},
+            monitor="valid_score",
+            mode="max",
+            augment=lambda images, labels: (images, labels),
+            augment_from=2,
+        )["history"]
+
+    assert quietly(work, cores=1).results[0].best["epoch"] == 3
+
+
 def test_one_core_with_twice_the_batch_gives_the_curve_of_two():
     def work(core, batch_size):
         return train(

@@ -70,8 +70,9 @@ def find_images(
 ) -> FoundFiles:
     """Find the images of a folder, class by class.
 
-    The images in a folder are in the order of their names, before those in its sub-folders. Names that begin with a dot (`.ipynb_checkpoints`, `._001.jpg` of a Mac), `__MACOSX`, packs,
-    caches, links to a folder above, and pipes are left out.
+    The images in a folder are in the order of their names, before those in its sub-folders.
+    Left out are names that begin with a dot (`.ipynb_checkpoints`, `._001.jpg` of a Mac),
+    `__MACOSX`, packs, caches, links to a folder above, and pipes.
 
     Args:
         folder: the folder with one folder per class.

@@ -1,9 +1,9 @@
 """Read the files of a source by number, and detect files that have changed since `pack`.
 
 A pack stores size, modification time and path of its files, at most 20,000 of them, evenly spread.
-If a size differs, the source has changed. If only times and paths differ, the source may be a copy, so `find_changed` compares up to
-a hundred files with the pack, byte by byte. To compare all files would take as long as to pack
-them.
+If a size differs, the source has changed. If only times and paths differ, the source may be a copy,
+so `find_changed` compares up to a hundred files with the pack, byte by byte. To compare all files
+would take as long as to pack them.
 """
 
 import math

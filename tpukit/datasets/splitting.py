@@ -6,6 +6,7 @@ groups allow.
 
 from typing import Any, NamedTuple
 
+from tpukit.datasets.label_arrays import is_missing
 from tpukit.essentials.display import InvalidValueError, check_count, counted
 
 
@@ -25,7 +26,8 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     Raises:
         ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
-            rows, has too many classes, or has several columns with other numbers than 0 and 1.
+            rows, has missing words or too many classes, or has several columns with other numbers
+            than 0 and 1.
     """
     import numpy
 
@@ -254,7 +256,7 @@ def _all_choices(count: int):
 
 
 def _checked(stratify, count: int):
-    """Return `stratify` as an array; ValueError if it has another length than the images."""
+    """Return `stratify` as an array; ValueError for another length, or a missing word."""
     import numpy
 
     values = numpy.asarray(stratify)
@@ -262,6 +264,13 @@ def _checked(stratify, count: int):
         raise InvalidValueError(
             f"stratify= has the shape {values.shape}, and there are {count:,} images",
             fix="one class for each image, or a row of zeros and ones",
+        )
+    # numpy cannot sort words and None. In an array of numbers, NaN is a class of its own.
+    if values.dtype == object and any(map(is_missing, values.flat)):
+        raise InvalidValueError(
+            "stratify= has missing values",
+            found=f"{sum(map(is_missing, values.flat)):,} of {count:,}",
+            fix='give these images a class of their own: column.fillna("unknown")',
         )
     return values
 

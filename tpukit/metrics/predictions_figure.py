@@ -77,7 +77,7 @@ def show_predictions(
         images=len(pixels),
         bars=min(top, len(words)),
         image_height=_IMAGE_WIDTH * look.aspect(pixels),
-        caption_height=look.lines([caption]),
+        caption_height=look.text_height([caption]),
         names_width=longest * _LETTER_WIDTH + _MARK_WIDTH,
     )
     with look.style():

@@ -5,7 +5,7 @@ from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Predict the labels of each exam as the means of the probabilities of its slices.
+    """Predict each exam label as the mean of its probabilities; those of images do not change.
 
     Args:
         table: a table with one row per image, with StudyInstanceUID and SOPInstanceUID.

@@ -76,8 +76,9 @@ def fit_temperatures(labels, predictions) -> Temperatures:
     """Find the temperature of each label, 0.1 to 10, with the smallest log loss on these exams.
 
     For an exam label, each exam has the same weight. For the image label, images have the weights
-    of the challenge's score, so only images of positive exams count. If fewer than 5 exams have a
-    label, or fewer than 5 exams do not have it, its temperature is 1.
+    of the challenge's score, so only images of positive exams count. A temperature is 1 if fewer
+    than 5 exams have the label, or fewer than 5 lack it; for the image label, exams with a positive
+    image and exams with a negative image are counted.
 
     Args:
         labels: a table of zeros and ones, one row per image; see `challenge_loss`.

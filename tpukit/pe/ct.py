@@ -35,11 +35,11 @@ def three_windows(hounsfield):
             f"three_windows takes one (H, W) slice in Hounsfield units, got shape {shape}",
             fix="pass one slice at a time, for instance three_windows(volume[i])",
         )
-    channels = [see(slice_, level, width) for level, width in WINDOWS.values()]
+    channels = [to_grey(slice_, level, width) for level, width in WINDOWS.values()]
     return np.stack(channels, axis=-1)
 
 
-def see(hounsfield, level: float, width: float):
+def to_grey(hounsfield, level: float, width: float):
     """Convert float32 Hounsfield units of any shape to uint8; level and width are in HU."""
     import numpy as np
 

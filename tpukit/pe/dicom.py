@@ -25,7 +25,7 @@ from tpukit.essentials.display import (
     TpukitError,
 )
 from tpukit.pe import jpeg_12_bits
-from tpukit.pe.ct import see
+from tpukit.pe.ct import to_grey
 
 AIR = -1000  # HU
 # An undamaged DICOM file may be something other than a CT slice in Hounsfield units. The reason in
@@ -421,4 +421,4 @@ def window_table(scale: Scale, level: float, width: float):
         scale: the scale of the slice.
         level, width: the window in Hounsfield units.
     """
-    return see(hounsfield_table(scale), level, width)
+    return to_grey(hounsfield_table(scale), level, width)

@@ -28,7 +28,7 @@ from tpukit.pe.series import (
     read_headers,
     series_numbers,
     without_ending,
-    without_others,
+    without_other_kinds,
 )
 
 _FIELDS = {STUDY: "study", SERIES: "series"}  # the field of a header for each column of the labels
@@ -141,7 +141,7 @@ def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])
-    rest = without_others(folder, names, others)
+    rest = without_other_kinds(folder, names, others)
     if rest:
         number, reason = rest[0]
         example = f"{names[number]}: {reason}"

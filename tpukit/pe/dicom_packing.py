@@ -4,8 +4,8 @@
     scans/b/1.dcm, ...            pixels  -> one JPEG or int16 image per slice, read once
 
 The headers determine the rows of the pack: the slices of each series, their order from the feet to
-the head, and the labels of each slice. To read all headers takes minutes. So `_Slices.find` does it
-after the folder of the pack has been chosen, and stores the results there for a later call.
+the head, and the labels of each slice. To read all headers takes minutes. So `_SliceSource.find`
+does it after the folder of the pack has been chosen, and stores the results there for a later call.
 """
 
 import json
@@ -40,7 +40,7 @@ from tpukit.pe.series import (
     header_type,
     read_headers,
     without_copies,
-    without_others,
+    without_other_kinds,
 )
 
 _SHARD_SIZE = 4096  # slices per file
@@ -87,7 +87,7 @@ def pack_dicom(
         window: None for the lung, embolism and mediastinal windows of a slice as red, green and
             blue. Or one window: a name ("lung", "embolism", "mediastinum") or (level, width) in
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
-            above. At the ends of a series, the slice itself replaces the missing slice.
+            above, among the slices to pack. At the ends, the slice itself replaces the missing one.
         crop: None for whole slices; "lungs" to cut all slices of a series to one box around the
             lungs. `lung_box` finds the box in 16 slices along the body, which are read once more. A
             series without a box is not cut.
@@ -151,7 +151,7 @@ def pack_dicom(
         settings["crop"] = crop
     if labels is not None:
         settings["missing"] = missing
-    slices = _Slices(
+    slices = _SliceSource(
         folder=folder,
         names=names,
         labels=labels,
@@ -249,7 +249,7 @@ def _indexed(labels, folder) -> list[str] | None:
 
 
 @dataclass(frozen=True)
-class _Slices:
+class _SliceSource:
     """The slices to pack, as `EncodedSource`; `find` finds their rows.
 
     Attributes:
@@ -351,7 +351,7 @@ class _Slices:
         import numpy
 
         headers, others = read_headers(self.folder, self.names, work, self.workers, self.progress)
-        _report_others(self.folder, self.names, others, share=self.share, slices=len(headers))
+        _check_others(self.folder, self.names, others, share=self.share, slices=len(headers))
         headers = without_copies(headers)
         rows = None
         if self.labels is not None:
@@ -453,7 +453,7 @@ def _facts(names: list[str], labels, columns: list[str]) -> dict:
     }
 
 
-def _report_others(folder, names, others, *, share: float, slices: int) -> None:
+def _check_others(folder, names, others, *, share: float, slices: int) -> None:
     """Print the number of files that cannot be read; raise an error if there are too many.
 
     Args:
@@ -463,7 +463,7 @@ def _report_others(folder, names, others, *, share: float, slices: int) -> None:
         slices: the number of CT slices.
     """
     if slices:
-        others = without_others(folder, names, others)
+        others = without_other_kinds(folder, names, others)
         if not others:
             return
     number, why = others[0]

@@ -32,7 +32,7 @@ class Slices:
     byte first. `EncodedSource.reader` documents this interface.
 
     Args:
-        work: the folder with the files that `_Slices.find` of `dicom_packing` wrote.
+        work: the folder with the files that `_SliceSource.find` of `dicom_packing` wrote.
         root: the folder of the DICOM files.
         plan: the settings of the pack.
     """

@@ -62,34 +62,33 @@ def split_enhanced(folder, to) -> int:
     for name in find_files(folder):
         path = os.path.join(folder, name)
         try:
-            head = open_dataset(path, stop_before_pixels=True, specific_tags=_TAGS)
+            # By the standard, "1.2.3:1" is not a valid identifier, but only `tpukit.pe` reads it.
+            with pydicom.config.disable_value_validation():
+                count += _split(path, Path(to, without_ending(name)))
         except pydicom.errors.InvalidDicomError:
             continue
-        frames = int(head.get("NumberOfFrames") or 1)
-        if frames == 1 or head.get("SOPClassUID") not in _ENHANCED:
-            continue
-        file = open_dataset(path)
-        check_decoder(file.file_meta.TransferSyntaxUID, path)
-        count += _write_frames(file, path, Path(to, without_ending(name)))
-    return count
-
-
-def _write_frames(file, path, folder: Path) -> int:
-    """Write each frame of a file as a slice into a folder; return the number of frames."""
-    import pydicom
-
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 0
-    # By the standard, "1.2.3:1" is not a valid identifier, but only `tpukit.pe` reads these files.
-    with pydicom.config.disable_value_validation():
-        try:
-            for number, pixels in enumerate(pydicom.pixels.iter_pixels(file, raw=True), start=1):
-                slice_ = _slice_of(file, number, pixels, path)
-                slice_.save_as(folder / f"{number:05d}.dcm", enforce_file_format=True)
-        except (OSError, NotACTSliceError):
+        except (ImportError, OSError, NotACTSliceError):
             raise
         except Exception as error:  # pydicom and its decoders raise many types for a damaged file
             raise not_decoded(path, error) from error
+    return count
+
+
+def _split(path: str, folder: Path) -> int:
+    """Write each frame of an enhanced CT as a slice into a folder; return their number, or 0."""
+    import pydicom
+
+    head = open_dataset(path, stop_before_pixels=True, specific_tags=_TAGS)
+    frames = int(head.get("NumberOfFrames") or 1)
+    if frames == 1 or head.get("SOPClassUID") not in _ENHANCED:
+        return 0
+    file = open_dataset(path)
+    check_decoder(file.file_meta.TransferSyntaxUID, path)
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    for number, pixels in enumerate(pydicom.pixels.iter_pixels(file, raw=True), start=1):
+        slice_ = _slice_of(file, number, pixels, path)
+        slice_.save_as(folder / f"{number:05d}.dcm", enforce_file_format=True)
     return number
 
 

@@ -41,8 +41,8 @@ def check_exams(table):
 
     An exam is irregular if it has several series, slices at equal positions, or a gap because a
     slice is missing. It is also irregular if the spacing changes although the slices are numbered
-    without a gap. For a table of `index_dicom` or `read_exams`, the result also has facts of the
-    files, such as other modalities than CT, incomplete headers, and series stored mirrored.
+    without a gap. For a table of `index_dicom` or `read_exams`, the result also has facts of all
+    files of the folder, such as other modalities, incomplete headers, and series stored mirrored.
 
     A submission must have answers for irregular exams too. `ExamSequences(..., irregular="keep")`
     uses the slices of these exams in the order of their positions.
@@ -101,6 +101,9 @@ def _sort(table) -> _Exams:
 
     exam, _ = pd.factorize(table[STUDY], sort=True)
     position = table["position"].to_numpy(np.float64)
+    number_in_exam = np.full(len(table), np.nan)
+    if "number" in table:
+        number_in_exam = table["number"].to_numpy(np.float64)
     order = np.lexsort((position, exam))
     number = exam[order]
     return _Exams(
@@ -108,20 +111,11 @@ def _sort(table) -> _Exams:
         # + 2, so that `starts` also has the end of the last exam.
         starts=np.searchsorted(number, np.arange(number.max(initial=-1) + 2)),
         position=position[order],
-        number_in_exam=_numbers(table)[order],
+        number_in_exam=number_in_exam[order],
         study=table[STUDY].to_numpy()[order],
         series=table[SERIES].to_numpy()[order],
         image=table[IMAGE].to_numpy()[order],
     )
-
-
-def _numbers(table):
-    """Return the InstanceNumber of each row, (N,) float64; NaN without a column "number"."""
-    import numpy as np
-
-    if "number" not in table:
-        return np.full(len(table), np.nan)
-    return table["number"].to_numpy(np.float64)
 
 
 def _several_series(exams: _Exams) -> Iterator[Irregularity]:

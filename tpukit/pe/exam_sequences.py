@@ -236,7 +236,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
     source = "the table of pe.index_dicom or pe.index_images"
     fix = f"{source}, with all ten of pe.LABELS or none of them"
     if answers != list(EXAM_LABELS):
-        fix = "the table of pe.read_exams, and the names of its labels as answers="
+        fix = 'labels of pe.read_exams: answers=["x"], and image_label="x_on_image" or None'
     check_columns(table, needed, "the table has", fix=fix)
     for name in needed:
         empty = table[name].isna().to_numpy()

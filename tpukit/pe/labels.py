@@ -238,7 +238,7 @@ def assign_folds(
         raise InvalidValueError(
             f"the table has no column {stratify!r} to stratify by",
             found=", ".join(map(str, labels.columns)),
-            fix='stratify="pe_present_on_image"',
+            fix="one of these columns, with zeros and ones; or leave stratify out",
         )
     # Integers, because sorting the identifiers of all images would take seconds.
     check_columns(labels, [groups], "the table has", fix=f"groups={STUDY!r}")

@@ -418,7 +418,7 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
     return [float(number) for number in file.get(name) or [math.nan] * count]
 
 
-def without_others(folder, names: list[str], others: list) -> list:
+def without_other_kinds(folder, names: list[str], others: list) -> list:
     """Print the number of intact files of `OTHER_KINDS`; return the entries of all other files.
 
     The other files are damaged or incomplete, not DICOM, or have several frames.

@@ -6,7 +6,7 @@
     compile       5.0 s
                  20.0 s    the epoch
 
-The times are measured on core 0, and they add up to the time of the epoch. While the device
+Each core measures its own times, and they add up to the time of the epoch. While the device
 computes a step, the host prepares the next step. This time counts as "device" only.
 """
 
@@ -54,7 +54,7 @@ class EpochClock:
     """Measures the time of each part of an epoch. At any time, exactly one part is measured.
 
     Args:
-        backend: the backend of this core, which counts the seconds of its compilations.
+        backend: the backend of this core. It counts the seconds of all compilations.
         wait_seconds: function that returns the total seconds in which loops waited for batches.
         host_seconds: function that returns the total processor seconds of this thread in steps.
         device_seconds: function that returns the total seconds in which programs ran on the
@@ -107,7 +107,8 @@ class EpochClock:
             None if end is None else end - start
             for end, start in zip(now, self._before, strict=True)
         )
-        # The wait for batches is a part of the time of steps. Compilations are left out of it.
+        # The wait for batches is a part of the time of steps. `_switch` has counted compilations
+        # separately.
         seconds["input"] = min(waited, steps)
         steps -= seconds["input"]
         seconds["device"] = self._device_seconds(steps, on_host, on_device)
@@ -184,7 +185,7 @@ def show_time(history) -> Figure:
     """Draw the time of a run as one bar of its parts, with advice on the part to improve.
 
     Args:
-        history: the `History` of `fit`.
+        history: the `History` of `fit`, from core 0: the figure names this core.
 
     Returns:
         a figure of matplotlib.

@@ -98,11 +98,12 @@ def evaluate(
         model: module from a batch's inputs to outputs (B, ...), or to a tuple or dict of such
             tensors.
         loss: function of (outputs, targets) that returns one number, or `(total, weight)`. It runs
-            on the CPU; a module is copied to the CPU for this. But a function that uses tensors on
-            the device runs on the device. If a loss uses more than 1 MiB of tensors, such as a
+            on the CPU, and a module is copied to the CPU for this. But a function that uses tensors
+            on the device runs on the device. If a loss uses more than 1 MiB of tensors, such as a
             frozen teacher's weights, it runs where these tensors are. It then gets `batch_size`
-            samples at a time, and its results are averaged over all samples. This is not done with
-            `launch(shard=...)`: there the loss gets all samples at once, whatever its size.
+            samples at a time, and its results are averaged over all samples. But with
+            `launch(shard=...)`, every loss gets all samples at once. If the loss is a module, it is
+            in evaluation mode.
         batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
             `fit`. None: no metrics.
@@ -213,8 +214,13 @@ def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
 
     if isinstance(loss, torch.nn.Module):
         # A copy, because the module's own weights (of classes, say) are in use on the device.
-        loss = copy.deepcopy(loss).cpu()
-    return lambda *parts: _loss(watched_loss(loss, *parts))
+        loss = copy.deepcopy(loss).cpu().eval()
+
+    def compute(*parts) -> Loss:
+        with torch.no_grad():  # a loss may have parameters, such as a learned temperature
+            return _loss(watched_loss(loss, *parts))
+
+    return compute
 
 
 def _tensors_of(loss: Callable) -> list:

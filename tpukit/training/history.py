@@ -44,10 +44,11 @@ class History:
               peak is not known, as in a dry run. docs/speed.md defines mfu and tflops_per_second.
         epochs: a row per epoch. Its columns are epoch; step; train_loss; valid_loss; the metrics,
             as valid_<name>; lr, of the last step; samples_per_second, tflops_per_second and mfu,
-            without intervals in which a graph was compiled; seconds, with the evaluation.
-        times: a row per epoch, with the seconds of core 0 in each part: device, host, input
-            (waiting for batches), compile, evaluation, checkpoints, other.
-            `tpukit.training.show_time` draws them.
+            without intervals in which a graph was compiled; seconds, with the evaluation. After a
+            resume within an epoch, these are the seconds since the resume.
+        times: a row per epoch, with the seconds of this core in each part: device, host, input
+            (waiting for batches), compile, evaluation, checkpoints, other. After a resume within an
+            epoch, seconds before the resume are missing. `tpukit.training.show_time` draws them.
         best: the row of the best epoch, with the name of the deciding column in "by"; None as long
             as no epoch has a number in this column.
         stopped: the reason if the training ended before its last epoch; otherwise None.

@@ -21,9 +21,9 @@ class LARS(torch.optim.Optimizer):
         change = momentum * change_before + rate * (gradient + weight_decay * weights)
         weights = weights - change
 
-    For parameters with one dimension, such as biases and those of BatchNorm, the rate is `lr`,
-    without weight decay, as in later papers, because their norms mean little. Use a warmup, as the
-    paper does:
+    For parameters with at most one dimension, such as biases and those of BatchNorm, the rate is
+    `lr`, without weight decay, as in later papers, because their norms mean little. Use a warmup,
+    as the paper does:
 
         optimizer = tpukit.training.LARS(model.parameters(), lr=8.0, weight_decay=1e-4)
         steps = epochs * len(batches)

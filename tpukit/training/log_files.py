@@ -106,7 +106,8 @@ class TensorBoardWriter:
             )
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder)
+        # Not Path(folder), which would change the slashes of a URL.
+        self._writer = SummaryWriter(os.path.expanduser(folder))
 
     def __call__(self, row: Row) -> None:
         """Write a row and flush the file."""
@@ -127,7 +128,7 @@ class CsvWriter:
     """
 
     def __init__(self, file: str | os.PathLike):
-        self._file = Path(file)
+        self._file = Path(file).expanduser()
         self._columns: list[str] | None = None  # None until the file was read
 
     def __call__(self, row: Row) -> None:

@@ -329,8 +329,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        Core 0 needs all cores to finish its step before it saves a checkpoint. So if checkpoints
-        are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
+        Before core 0 saves a last checkpoint, all cores must finish the current step. So if
+        checkpoints are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False
@@ -422,7 +422,7 @@ class TimeLimit:
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:
-        """Set the flags to 1 if time is nearly up or a save is due. Call it before every step."""
+        """Set each flag: whether time is nearly up, and a save is due. Call it before each step."""
         # Reserve a quarter more than the longest interval so far: the flags are read at the end of
         # the current interval, which may take longer.
         interval = 1.25 * self._longest["interval"]

@@ -24,8 +24,8 @@ class RunFolder:
 
     Attributes:
         folder: the folder of the run on this machine.
-        backup_dir: the backup folder, which outlives the machine. None if there is none;
-            `run_folder` has then printed the reason.
+        backup_dir: the backup folder, which outlives the machine. None if the platform has none,
+            or if Google Drive could not be mounted; `run_folder` has then printed the reason.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
 
     Call it in the notebook, before `launch`. You may call it again. On Colab, it asks for
     permission and mounts Google Drive. On Kaggle, it copies the results of an earlier version of
-    the notebook, if you have attached the earlier version as an input.
+    the notebook, if you have attached this version as an input, and it has checkpoints.
 
     Args:
         name: the name of the folder: "run", or "flowers/resnet".
@@ -132,10 +132,11 @@ def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
 def _take(earlier: Path, folder: Path) -> None:
     """Copy the results of an earlier version of the notebook into the run's folder.
 
-    These are checkpoints, settings, features and predictions. Existing files are kept.
+    These are checkpoints, best.pt, settings, features and predictions. Existing files are kept. But
+    best.pt is replaced if the earlier version has a newer checkpoint.
     """
     # A run may have subfolders with checkpoints, such as one per fold. `Backup.take` copies the
-    # newest complete checkpoint of each, unless the folder has a newer one.
+    # newest complete checkpoint of each, unless the folder has one of the same or a later step.
     checkpoints = (*earlier.glob("step-*.pt"), *earlier.glob("*/step-*.pt"))
     for trained in {path.parent for path in checkpoints}:
         Backup(trained).take(CheckpointStore(folder / trained.relative_to(earlier)))

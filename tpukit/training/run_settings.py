@@ -37,7 +37,8 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
 
     Raises:
         ValueError: the folder or the backup has other settings, and the message names those
-            that differ; or there are checkpoints but no settings; or `folder` is a URL.
+            that differ; or neither has settings, and one has checkpoints or best.pt; or `folder` is
+            a URL.
         TypeError: JSON does not support a value, such as a number of numpy.
         OSError: the folder or the backup cannot be read or written.
         NotInstalledError: the package for the URL of the backup is missing.

@@ -62,7 +62,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
 class TrainStep:
     """One optimizer step over one or several batches, as a single graph.
 
-    All other attributes are arguments of `fit`.
+    Attributes that are not listed here are arguments of `fit`.
 
     Attributes:
         arrange: converts a batch from the layout in which it is sent to the device into the batch
@@ -93,8 +93,8 @@ class TrainStep:
         backend = self.core.backend
         self._buffers = averaged_buffers(self.model, self.loss)
         self._programs = programs_of(backend)
-        # Processor time of this thread in all steps so far: for whole steps, and without the
-        # hand-over of the program to the device.
+        # Processor time of this thread in all steps so far: of whole steps, and of the Python code
+        # of captured steps, without the hand-over of their programs to the device.
         self.host_seconds = 0.0
         self._python_seconds = 0.0
         self._interval_start: Moment | None = None

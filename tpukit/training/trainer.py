@@ -5,10 +5,12 @@ A run is a sequence of epochs, and an epoch is a sequence of steps. With 120 ste
 
     step 1          before and after it, all cores compare their weights, data and settings
     steps 1-50      losses stay on the device: no step waits for the host
-    step 50         copy 50 losses to the host at once; add a row to `history.intervals`
-    step 100        as step 50; save a checkpoint if the last one is `save_every` old
-    step 120        as step 50 with 20 losses; save a checkpoint; evaluate; add a row to
-                    `history.epochs`; write `best.pt` if this epoch is the best; save a checkpoint
+    step 50         copy 50 losses to the host at once; add a row to `history.intervals`; save a
+                    checkpoint if the last one is `save_every` old
+    step 100        as step 50
+    step 120        copy 20 losses; add a row; with `valid`, save a checkpoint and evaluate; add a
+                    row to `history.epochs`; write `best.pt` if this epoch is the best; save a
+                    checkpoint
 
 If a run is killed and started again, it continues from the newest checkpoint. Its weights are then
 the same, bit for bit, as those of the uninterrupted run.
@@ -129,7 +131,7 @@ def fit(
     Args:
         core: this core.
         model: the module that `core.model` returned. Layers in evaluation mode stay in this mode.
-            But if all layers are in it, `fit` puts all of them into training mode.
+            But if all layers are in evaluation mode, `fit` puts all into training mode.
         optimizer: an optimizer of torch.optim, except LBFGS, with the model's parameters. A resumed
             run restores the optimizer's settings, such as the learning rate, from the checkpoint.
             If an optimizer has the methods `train` and `eval`, as schedule-free ones have, `fit`
@@ -142,8 +144,10 @@ def fit(
         train: the training data, from `core.batches(..., shuffle=True, drop_last=True)`.
         valid: the validation data, from `core.batches(...)`, not shuffled. `fit` evaluates it after
             every epoch as `evaluate` does. None: no evaluation.
-        epochs: number of epochs, at least 1.
-        steps_per_epoch: optimizer steps per epoch, at least 1. None: one pass over `train`.
+        epochs: number of epochs of the whole run, at least 1. A resumed run trains those that are
+            left.
+        steps_per_epoch: optimizer steps per epoch, at least 1. None: one pass over `train`. An
+            epoch with fewer steps uses only a part of `train`; no epoch has more than one pass.
         scheduler: a scheduler of torch.optim.lr_scheduler. `fit` calls its `step` after every
             optimizer step, or after every epoch: see `FitOptions.scheduler_interval`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics. The
@@ -170,8 +174,9 @@ def fit(
         early_stopping: an `EarlyStopping`, or its patience in epochs. None: train all epochs, and
             leave the last epoch's weights in the model.
         checkpoints: a `Checkpoints`, or its folder. None saves nothing.
-        max_time: save a checkpoint and stop after this time, counted from this call: "8h30m" or
-            seconds; None for no limit.
+        max_time: save a checkpoint and stop before this time is over, counted from this call:
+            "8h30m" or seconds. `fit` stops at a log point, also in the middle of an epoch. None for
+            no limit.
         replay: True captures a step's program once and runs it again without the Python of the
             step, on XLA only. Your code must then do the same in every step: docs/replay.md lists
             the changes that `fit` follows, detects, and cannot detect. `fit` prints from which
@@ -278,13 +283,14 @@ def _check_data(model, train: Batches, valid: Batches | None) -> None:
 
 @dataclass
 class Trainer:
-    """The loop of one call of `fit`. All other attributes are arguments of `fit`.
+    """The loop of one call of `fit`.
+
+    Attributes that are not listed here are arguments of `fit`.
 
     Attributes:
         step: runs one optimizer step.
         steps_per_epoch: optimizer steps per epoch.
-        scheduler: the scheduler. The attribute `step` calls the scheduler's `step` after every
-            optimizer step, or this loop calls it after every epoch.
+        scheduler: the learning-rate scheduler, stepped after every optimizer step or every epoch.
         augment: the augmentation that `step` uses from epoch `options.augment_from` on.
         best: decides which epoch is best.
     """
@@ -526,7 +532,8 @@ class Trainer:
     def _add_to_history(self, row: dict) -> bool:
         """Add the row of an epoch to the history; return whether it is the best epoch so far."""
         best = self.history.best
-        if self.augment and row["epoch"] == self.options.augment_from:
+        start = self.options.augment_from
+        if self.augment and best and best["epoch"] < start <= row["epoch"]:
             # Earlier epochs saw no augmented images. A better number of theirs may be overfitting.
             best = None
         is_best = self.best.is_better(row, than=best)

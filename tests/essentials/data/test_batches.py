@@ -423,3 +423,22 @@ def test_a_state_has_no_numbers_of_numpy_which_torch_does_not_load(tmp_path):
     torch.save(batches.state_dict(), tmp_path / "state")
     state = torch.load(tmp_path / "state", weights_only=True)
     assert (state["seed"], state["layout"]["batch_size"]) == (3, 2)
+
+
+def test_a_resumed_epoch_is_still_resumed_after_an_error_of_its_first_batch():
+    class Flaky(Numbers):
+        has_failed = False
+
+        def __getitem__(self, index):
+            if not self.has_failed:
+                self.has_failed = True
+                raise OSError("the share is gone")
+            return super().__getitem__(index)
+
+    saved = Batches(Numbers(8), batch_size=2)
+    next(iter(saved))
+    batches = Batches(Flaky(8), batch_size=2)
+    batches.load_state_dict(saved.state_dict() | {"dataset": batches.identity()})
+    with pytest.raises(OSError, match="gone"):
+        next(iter(batches))
+    assert torch.cat(list(batches)).tolist() == [2, 3, 4, 5, 6, 7]

@@ -1,5 +1,8 @@
 """How a checkpoint recognises its dataset: by contents and settings, not by the machine."""
 
+import ntpath
+import os
+import types
 from pathlib import Path
 
 import numpy
@@ -131,3 +134,13 @@ def test_the_same_dataset_is_recognised_on_another_machine(kind):
 def test_a_setting_that_differs_is_shown_with_both_values():
     (difference,) = different_parts(identity(Holding(fold=0)), identity(Holding(fold=1)))
     assert difference == "dataset.fold 0, here 1"
+
+
+def test_files_on_two_drives_of_windows_are_recognised(monkeypatch):
+    windows = types.SimpleNamespace(path=ntpath, fspath=os.fspath)
+    monkeypatch.setattr("tpukit.essentials.data.identities.os", windows)
+    first, other = (
+        identity(Holding(files=[f"{drive}:/{name}.jpg" for name in "abcdefghij"] + ["D:/a.jpg"]))
+        for drive in "CE"
+    )
+    assert different_parts(first, other) == ["dataset.files"]

@@ -78,7 +78,7 @@ class Batches:
         sampler: the `ShardedSampler`, which computes the samples of this core.
         epoch: number of the current epoch; after a whole loop, the number of the next epoch.
         wait_seconds: seconds that loops have waited for batches, from 0 in each run of a session.
-        drawn: `time.perf_counter()` of the last request for a batch; 0 before the first.
+        requested_at: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
     Raises:
         InvalidTypeError: the dataset is a DataLoader, or can only be read in order; or an argument
@@ -164,7 +164,7 @@ class Batches:
             )
         self.epoch = 0
         self.wait_seconds = 0.0
-        self.drawn = 0.0
+        self.requested_at = 0.0
         self._facts: dict[str, object] | None = None
         self._identity: dict[str, object] | None = None
         self._done = 0  # samples of this epoch that the loops of all cores have received
@@ -208,7 +208,6 @@ class Batches:
         """Yield the batches of the next epoch on the device, without calling `arrange`."""
         if not self._resumed:
             self.end_epoch()  # after a `break`, the previous loop has not ended its epoch
-        self._resumed = False
         self.identity()  # before the first sample is read, because reading may fill caches
         if self.sampler.world_size > 1:
             self.facts()
@@ -216,11 +215,12 @@ class Batches:
         batches = self._feed.epoch(plan)
         for _ in plan.samples:
             began = time.perf_counter()
-            self.drawn = began
+            self.requested_at = began
             sent = next(batches)
             self.wait_seconds += time.perf_counter() - began
             # Before the loop's body, so that `state_dict` in the body counts this batch.
             self._done += self.samples_per_step
+            self._resumed = False  # only now, so that a loop whose first batch fails can run again
             self._received(sent.tensors)
             yield sent
             # If the loop has released the batch, too, its buffer is free for the next batch, while

@@ -45,8 +45,8 @@ _NO_DATA = {
 def identity(dataset: object) -> dict[str, object]:
     """Return named facts, by which a checkpoint recognises its dataset.
 
-    Each value is a whole number or a text. No sample is read. Pixels in files and the code of
-    transforms are not compared.
+    Each value is a whole number or a text. No sample is read. The facts do not contain pixels in
+    files, the code of transforms, or attributes with names such as `seed`, `epoch` and `rank`.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
@@ -218,7 +218,8 @@ def _text_checksum(values: list) -> int:
     """Return a checksum of values, in which paths count relative to their common folder."""
     paths: list[str] = []
     _each_path(values, lambda path: paths.append(path) or path)
-    if paths:
+    # On Windows, files on several drives have no common folder, so their whole paths count.
+    if len({os.path.splitdrive(path)[0] for path in paths}) == 1:
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         values = _each_path(values, lambda path: os.path.relpath(path, folder))
     return zlib.crc32(repr(values).encode())

@@ -176,7 +176,7 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
 def image_at(
     figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float
 ) -> Axes:
-    """Draw an image at a position given in inches.
+    """Draw an image at a position given in inches, at the top of this place.
 
     Args:
         pixels: (H, W) in grey or (H, W, 3), uint8 or floats in [0, 1].
@@ -233,7 +233,7 @@ def _html_and_text(figure: Figure, include=None, exclude=None) -> tuple[dict, di
     return {"text/html": image, "text/plain": alt}, {"image/png": {"width": width, "alt": alt}}
 
 
-def lines(texts: Iterable[str]) -> float:
+def text_height(texts: Iterable[str]) -> float:
     """Return the height in inches of the tallest text, to leave this space below each image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
     if not count:

@@ -88,11 +88,11 @@ def show_batch(
     height = cell * look.aspect(pixels)
     titles = [_wrap(words, cell) for words in names_of_images]
     # Per row, the height of the texts below its images, in inches.
-    below = [look.lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
+    below = [look.text_height(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
     with look.style():
         # The height of the figure: margin, rows of images with margins, texts, the caption.
-        up = look.MARGIN + rows * (height + look.MARGIN) + sum(below) + look.lines([caption])
+        up = look.MARGIN + rows * (height + look.MARGIN) + sum(below) + look.text_height([caption])
         figure = look.new_figure(columns * (cell + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)

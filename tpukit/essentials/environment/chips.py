@@ -39,8 +39,8 @@ class Generation:
 # The PCI ids are those of torch_xla, tpu_info and torch_tpu. The figures are from Google Cloud's
 # page of each generation. A v2's speed is from "A Domain Specific Supercomputer for Training Deep
 # Neural Networks" (2020). No page states a clock rate, so the rates are computed from the peaks. A
-# v5e has four units of 128 x 128 multiply-adds: 4 x 128 x 128 x 2 x 1.5e9 = 197e12. A v6e has four
-# units of 256 x 256 at 1.75e9, which is 918e12.
+# v5e has four units of 128 x 128 multiply-adds: 4 x 128 x 128 x 2 x 1.5e9 = 197e12. Google's
+# page names two units of 256 x 256 for a v6e, which would need 3.5e9. 1.75e9 is that of four units.
 #
 # The fields of Generation, in order.
 # pci, subsystem, TensorCores, cores, GiB, TFLOP/s, GB/s, GHz, dollars

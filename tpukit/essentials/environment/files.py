@@ -16,7 +16,8 @@ _NOTEBOOK_FORMAT = 4  # of Jupyter since 2015
 def part_of(file: Path) -> Path:
     """Return the temporary path of a file while this process writes the file.
 
-    Its name contains the process id, so that two processes can write the same file at once.
+    Its name contains the process id, so that two processes can write the same file at once; two
+    threads of a process cannot.
     """
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 
@@ -64,8 +65,8 @@ def write_whole(
 def is_writable_by_others(path: Path) -> bool:
     """Return whether other users (except root) can change a file or a folder.
 
-    If True, tpukit must not load code from there. For a path that another user owns, the result is
-    False only on a read-only file system, such as that of Kaggle's inputs.
+    If True, tpukit must not load code from there. If neither this user nor root owns the path, the
+    result is False only on a read-only file system, such as that of Kaggle's inputs.
     """
     if os.name == "nt":  # Windows has no such mode
         return False

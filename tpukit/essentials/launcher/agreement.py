@@ -360,10 +360,10 @@ class Agreement:
         loop = self._loop
         new = _alive(loop.new_models)
         loop.trained = [one for one in self._models if one in new or self._is_stepped(one)]
-        used = [batches for batches in self._batches if batches.drawn]
+        used = [batches for batches in self._batches if batches.requested_at]
         if used:
             # The first step has just drawn from the training batches, later than from any others.
-            loop.data = max(used, key=lambda batches: batches.drawn).facts()
+            loop.data = max(used, key=lambda batches: batches.requested_at).facts()
 
     def _is_stepped(self, module) -> bool:
         return any(trains(optimizer, module) for optimizer in self._loop.steps)

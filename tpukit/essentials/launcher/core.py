@@ -161,7 +161,9 @@ class Core:
             in_place: move the module itself and return it, without a copy. Use it if a framework
                 has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
-                differ between the cores, such as `["*.counts"]`.
+                differ between the cores, such as `["*counts"]`. Begin a pattern with "*", because
+                names of a loop's second model have a prefix. A pattern holds for all models of the
+                launch or session.
 
         Raises:
             OutOfSyncError: the cores pass modules with different layers, shapes or settings.

@@ -291,8 +291,8 @@ class Surroundings:
         if modules:
             lines.append(
                 f"{', '.join(modules)}: the file has changed, but the workers of the session use "
-                "the old code; a new session, or "
-                f"cloudpickle.register_pickle_by_value({modules[0]}), uses the new code"
+                f"the old code; for the new code call importlib.reload({modules[0]}), and then "
+                f"make a new session, or call cloudpickle.register_pickle_by_value({modules[0]})"
             )
         # Variables that were added, removed or changed.
         names = sorted({name for name, _ in self._environ.items() ^ os.environ.items()})

@@ -86,7 +86,8 @@ class Task:
             raise InvalidValueError(
                 "matmul_precision must be 'high', 'highest', or None for the device's own, "
                 f"got {self.matmul_precision!r}",
-                fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
+                fix="matmul_precision='highest'; for bfloat16 everywhere pass bf16=True to fit, or "
+                "use torch.autocast",
             )
 
 
