@@ -26,7 +26,13 @@ from helpers.waiting import interrupt_when, wait_until
 import tpukit
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.environment import DeviceBusyError, open_sessions, wait_for_chips
-from tpukit.essentials.launcher import LaunchInterrupted, SessionEndedError, WorkerError, worker
+from tpukit.essentials.launcher import (
+    LaunchInterrupted,
+    SessionEndedError,
+    WorkerError,
+    messages,
+    worker,
+)
 from tpukit.essentials.launcher.session import _Recovery
 from tpukit.essentials.launcher.session_worker import StoppingPoint, serve
 
@@ -959,17 +965,50 @@ def test_a_missing_cloudpickle_is_named(monkeypatch):
         tpukit.Session(1, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "is_clean", "is_late", "expected"),
+    [
+        (("paused", 4), ("paused", 4), False, False, worker.END),
+        (("paused", 3), ("running", 4), False, False, None),  # core 0 must run on to the limit
+        (("paused", 3), ("paused", 4), True, False, None),
+        (("running", 4), ("paused", 4), False, False, None),
+        (("prompt", 3), ("paused", 4), False, False, worker.RAISE),  # core 0 cannot run on
+        (("paused", 4), ("running", 4), False, True, worker.RAISE),  # core 1 does not move
+        (("paused", 3), ("running", 4), True, True, worker.RAISE),
+        (("paused", 3), ("running", 4), False, True, None),  # core 1 may wait for core 0 in a graph
+    ],
+)
+def test_the_command_that_ends_a_run_depends_on_the_places_of_the_cores(
+    first, second, is_clean, is_late, expected
+):
+    places = {}
+    for rank, (place, passed) in enumerate([first, second]):
+        places[rank] = messages.At(rank, 1, place, passed, is_clean, None)
+    group = SimpleNamespace(
+        ranks=[0, 1],
+        places=places,
+        core_0_saves=False,
+        is_at=lambda rank, place: places[rank].place == place,
+    )
+    recovery = _Recovery(group)
+    recovery._take_reports()
+    if is_late:
+        recovery._moved -= 10
+    assert recovery._limit == 4
+    assert recovery._end_command() == expected
+
+
 def test_a_stopping_point_lets_a_core_pass_up_to_the_limit():
     reports = []
-    point = StoppingPoint(lambda: reports.append(point.passed))
+    point = StoppingPoint(lambda: reports.append((point.passed, point.arrived)))
     for _ in range(3):
         point.cross()
     point.limit = 4
     thread = threading.Thread(target=lambda: [point.cross() for _ in range(3)])
     thread.start()
     wait_until(lambda: point.is_paused)
-    assert reports == [4]
+    assert reports == [(4, 5)]
     point.limit = 10
     thread.join()
-    assert (point.passed, point.is_paused, reports) == (6, False, [4])
+    assert (point.passed, point.is_paused, reports) == (6, False, [(4, 5)])
     assert callable(serve)
