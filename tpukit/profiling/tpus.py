@@ -21,7 +21,7 @@ class Tpu:
         name: the usual name, such as "v5e-8".
         generation: the generation, such as "v5e".
         chips: number of chips.
-        cores: number of devices that PyTorch sees; each has its own worker.
+        cores: number of devices that PyTorch sees; each runs the worker function.
         hbm: bytes of device memory (HBM) per core.
         flops: peak of bfloat16 floating-point operations per second and core.
         bandwidth: peak of bytes per second and core, between a core and its memory.
