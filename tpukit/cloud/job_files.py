@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
@@ -54,7 +54,7 @@ _SHORTEST_ALLOWED = 8  # characters; a shorter text in not_secret could be part 
 
 
 def named_files(
-    folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()
+    folder: Path, named: Sequence[str | os.PathLike], *, not_secret: Sequence[str] = ()
 ) -> dict[str, Path]:
     """Return the paths of the files to send, by their paths relative to the notebook's folder.
 

@@ -107,7 +107,8 @@ def find_tpu(
     if known in TPUS:
         fact = f"{without} {known}"
     if size.isdigit() and int(size) > _MOST_CHIPS and generation in GENERATIONS:
-        fact = f"{name} is no TPU of one host, and tpukit works with those only"
+        fact = f"{name} is no TPU of one host; only those are supported here"
+        known = f"{generation}-{_MOST_CHIPS}"
     # If no name is similar, recommend Kaggle's machine.
     nearest = difflib.get_close_matches(known, among, n=1) or ["v5e-8"]
     raise InvalidValueError(
