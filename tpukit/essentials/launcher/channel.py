@@ -213,6 +213,8 @@ def _has_plain_memory(tensor) -> bool:
     """Return whether `Pickler` can send a tensor as its bytes; torch pickles other tensors."""
     import torch
 
+    if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
+        return False
     # A subclass with its own dispatch contains other tensors in place of numbers.
     wraps = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     is_special = tensor.is_nested or tensor.is_quantized or wraps
