@@ -114,6 +114,14 @@ def test_a_column_that_is_no_label_is_left_out_as_the_fix_says(folder):
     assert len(pe.read_exams(folder, table.drop(columns="age"), series="soft", **QUIET)) == 24
 
 
+def test_a_file_whose_description_is_damaged_is_named(tmp_path):
+    write_series(tmp_path, Truth(), name="x", count=1, SeriesDescription="CT thin")
+    (file,) = tmp_path.rglob("*.*")
+    file.write_bytes(file.read_bytes().replace(b"LO\x08\0CT thin", b"L\xb1\x08\0CT thin"))
+    with pytest.raises(OSError, match=r"cannot be decoded(.|\n)*fix:   copy this file again"):
+        pe.read_exams(tmp_path, **QUIET)
+
+
 @pytest.mark.parametrize("key", ["uid", "file"])
 def test_labels_of_images_become_labels_of_their_exams(folder, key):
     whole = pe.read_exams(folder, series="soft", **QUIET)

@@ -107,9 +107,9 @@ def attention_in_mask(maps, masks, others=None):
             more images. The default is `maps`.
 
     Returns:
-        A DataFrame with one row per image. `in_mask` is the share of the map inside the mask,
-        `mean_map` the share of the mean map inside the mask, and `mask_area` the share of the image
-        that the mask covers; all from 0 to 1. A value is nan if the mask is empty or the map is 0
+        A DataFrame with one row per image and shares from 0 to 1. `in_mask` is the share of the map
+        inside the mask, and `mean_map` that of the mean map. `mask_area` is the share of the image
+        that the mask covers. All are nan if the mask is empty; `in_mask` also if the map is 0
         everywhere.
 
     Raises:

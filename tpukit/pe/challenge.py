@@ -131,7 +131,7 @@ def challenge_loss(labels, predictions) -> float:
     the weight `IMAGE_WEIGHT` times the share of positive images in its exam, so the images of a
     negative exam do not count. The sum is divided by the sum of all weights.
 
-    `exam_loss` is the same for tensors, to train an `ExamNetwork`.
+    `exam_loss` has the same weights for parts of exams, to train an `ExamNetwork`.
 
     Args:
         labels: a table of zeros and ones with one row per image, as `read_labels` returns it.
@@ -158,7 +158,7 @@ def challenge_loss(labels, predictions) -> float:
 
 
 def exam_loss(outputs: Mapping, targets: Mapping):
-    """Compute the challenge's score as a loss for `fit`; outputs come first, as in PyTorch.
+    """Compute the challenge's score for a batch of exams and their parts, as a loss for `fit`.
 
     Args:
         outputs: the logits of an `ExamNetwork` for B exams: "answers", (B, A), and "images",

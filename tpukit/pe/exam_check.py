@@ -101,6 +101,9 @@ def _sort(table) -> _Exams:
 
     exam, _ = pd.factorize(table[STUDY], sort=True)
     position = table["position"].to_numpy(np.float64)
+    number_in_exam = np.full(len(table), np.nan)
+    if "number" in table:
+        number_in_exam = table["number"].to_numpy(np.float64)
     order = np.lexsort((position, exam))
     number = exam[order]
     return _Exams(
@@ -108,20 +111,11 @@ def _sort(table) -> _Exams:
         # + 2, so that `starts` also has the end of the last exam.
         starts=np.searchsorted(number, np.arange(number.max(initial=-1) + 2)),
         position=position[order],
-        number_in_exam=_numbers(table)[order],
+        number_in_exam=number_in_exam[order],
         study=table[STUDY].to_numpy()[order],
         series=table[SERIES].to_numpy()[order],
         image=table[IMAGE].to_numpy()[order],
     )
-
-
-def _numbers(table):
-    """Return the InstanceNumber of each row, (N,) float64; NaN without a column "number"."""
-    import numpy as np
-
-    if "number" not in table:
-        return np.full(len(table), np.nan)
-    return table["number"].to_numpy(np.float64)
 
 
 def _several_series(exams: _Exams) -> Iterator[Irregularity]:

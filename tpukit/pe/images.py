@@ -41,8 +41,8 @@ def index_images(labels, folder, *, missing: str = "raise"):
             out and print their number.
 
     Returns:
-        A copy of the labels with a new index and two more columns: `path` (str), and `position`
-        (int, 0 for the first slice of a series).
+        A copy of the labels, in their order, with a new index and two more columns: `path` (str),
+        and `position` (int, 0 for the first slice of a series).
 
     Raises:
         FileNotFoundError: no folder, no image in it, or a row without a file ("drop": all rows).

@@ -33,8 +33,8 @@ class NeighbouringSlices:
         labels, names, rows, groups, group_names: those of `images`.
 
     Raises:
-        ValueError: the window does not exist, the images do not have three windows or come from a
-            longer table, it has no positions, or two slices of a series have the same position.
+        ValueError: the window does not exist; `images` has not three windows, or was packed from a
+            longer table; `labels` has no positions, or one position twice in a series.
     """
 
     def __init__(self, images, labels, window: str = "embolism"):

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, first_few
-from tpukit.pe.dicom import load_pydicom, open_dataset
+from tpukit.pe.dicom import load_pydicom, not_decoded, open_dataset
 from tpukit.pe.dicom_index import ADVICE, notice_others
 from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_yes_or_no
 from tpukit.pe.missing_images import check_missing, leave_out
@@ -64,8 +64,9 @@ def read_exams(
 
     Raises:
         FileNotFoundError: the folder has no DICOM file, or lacks the exam or image of a row.
-        ValueError: the table is not as above, a label is neither 0 nor 1, an exam has several
-            series and `series` does not select one of them, or no file is a CT slice.
+        ValueError: the table is not as above; an exam has several series, and `series` does not
+            select one of them; or no file is a CT slice.
+        OSError: a file cannot be read.
         ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
     """
     check_missing(missing)
@@ -136,9 +137,14 @@ def _with_facts(table, folder):
     rows = []
     firsts = table.drop_duplicates([STUDY, SERIES])
     for study, series, path in zip(firsts[STUDY], firsts[SERIES], firsts["path"], strict=True):
-        file = open_dataset(path, stop_before_pixels=True, specific_tags=list(_FACTS))
+        try:
+            file = open_dataset(path, stop_before_pixels=True, specific_tags=list(_FACTS))
+            facts = [str(file.get(name) or "").strip() for name in _FACTS]
+        except OSError:
+            raise
+        except Exception as error:  # pydicom raises many types for a damaged header
+            raise not_decoded(path, error) from error
         inner = os.path.relpath(path, folder).split(os.sep)
-        facts = [str(file.get(name) or "").strip() for name in _FACTS]
         rows.append([study, series, *facts, inner[0] if len(inner) > 1 else ""])
     names = [STUDY, SERIES, "patient", "AccessionNumber", "description", "folder"]
     facts = pd.DataFrame(rows, columns=names)

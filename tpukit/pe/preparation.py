@@ -121,7 +121,7 @@ class Preparation:
 
         Args:
             folder, to, labels: as for `pack_dicom`.
-            options: other arguments of `pack_dicom`.
+            options: other arguments of `pack_dicom`; `quality` of its PackOptions is replaced.
 
         Returns:
             The `PackedImages` of `pack_dicom`.

@@ -189,8 +189,8 @@ def show_study(
         upright: True if the patient's right is on the left side of the images, as after
             `pack_dicom`; R and L then mark the sides. False for no letters.
         limit: the number of stretches into which a longer exam is divided, 1 or more. The slider
-            then has, from each stretch, the slice with the highest probability; and all slices with
-            an embolus.
+            then has one slice of each stretch, that with the highest probability or, without
+            predictions, the middle one; and all slices with an embolus.
 
     Returns:
         The viewer, which a notebook displays.

@@ -57,15 +57,15 @@ class RandomNumbers:
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
 
     def end_run(self, run: int) -> None:
-        """Begin anew at the end of a session's run, if its function has called `seed`."""
+        """Seed all cores alike after a run of a session, if the run has called `seed`."""
         if self._core.world_size > 1 and self._can_restore and not self._shared:
             self.start(run + 1)
 
     def checksum(self) -> int | None:
         """Return a checksum of the host's generators, to compare it between the cores.
 
-        Outside of steps all cores must have the same checksum. It is None if they need not: after
-        `seed`, on one core, or if cores are threads of a process.
+        Outside of steps all cores must have the same checksum. The result is None if there is
+        nothing to compare: after `seed`, on one core, or if cores are threads of a process.
         """
         if not self._shared:
             return None

@@ -451,7 +451,7 @@ def draw_heart(canvas: Canvas, heart):
 
 def _draw_papillary_muscles(canvas: Canvas, chamber: Chamber) -> None:
     scale = chamber.at(canvas.z)
-    if scale <= 0.5:
+    if scale <= 0.5:  # the ends of the chamber are too narrow for them
         return
     c = np.cos(chamber.angle)
     s = np.sin(chamber.angle)
