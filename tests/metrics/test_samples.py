@@ -47,6 +47,19 @@ def test_two_columns_are_refused_for_one_label_and_the_fix_is_accepted(name):
     measure(LABELS[:, None], CHANCES[:, None])
 
 
+@pytest.mark.parametrize("name", OF_ONE_LABEL)
+def test_a_missing_label_is_refused_with_the_table_as_its_cause(name):
+    table = pandas.DataFrame({"label": LABELS.astype(float)})
+    table.loc[3, "label"] = None
+    with pytest.raises(ValueError, match=r"found: 1 others, such as nan\n.*table\.isna\(\)\.sum"):
+        OF_ONE_LABEL[name](table["label"], CHANCES)
+
+
+def test_a_number_may_be_a_scalar_of_torch():
+    found = sensitivity_at(torch.tensor(0.75), LABELS, CHANCES)
+    assert found == sensitivity_at(0.75, LABELS, CHANCES)
+
+
 @pytest.mark.parametrize("name", WITH_A_THRESHOLD)
 def test_logits_are_refused_where_a_threshold_decides_and_the_fix_is_accepted(name):
     measure = WITH_A_THRESHOLD[name]

@@ -122,9 +122,9 @@ def auroc_table(
         seed: the seed of the bootstrap.
 
     Returns:
-        a table whose index is the label, with the columns "positives", "positive groups" if
-        `groups` are given, "AUROC", "from", "to" and "note". "from" and "to" are the limits of the
-        interval.
+        a table whose index is the label, with spaces for underscores. Its columns are "positives",
+        "AUROC", "from", "to" and "note". "from" and "to" are the limits of the interval. With
+        `groups`, it also has "positive groups", or "positive studies" for group="study".
 
     Raises:
         ValueError: the shapes do not match, a label is neither 0 nor 1, or a probability is nan.

@@ -68,6 +68,7 @@ def sensitivity_at(
     if not 0 <= specificity <= 1:
         fact = f"a specificity must be a share, 0 to 1, got {specificity}"
         raise InvalidValueError(fact, fix="0.9 for 90 %")
+    specificity = float(specificity)  # a scalar of torch cannot be compared with an array
     truth, chances, numbers = one_label(labels, probabilities, groups)
     # Each draw of the bootstrap only changes the weights of the samples. So compute the ranks of
     # the probabilities only once.

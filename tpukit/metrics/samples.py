@@ -89,16 +89,19 @@ def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray
 def check_yes_or_no(labels: np.ndarray) -> None:
     """Raise InvalidValueError if a label is neither 0 nor 1.
 
-    A common cause of other values: the caller passed the predictions before the labels.
+    Common causes: a table has no value for a label, or the predictions were passed first.
     """
     import numpy as np
 
     wrong = ~np.isin(labels, (0, 1))
     if wrong.any():
+        fix = "labels in the first argument, the model's outputs in the second"
+        if np.isnan(labels).any():
+            fix = "look for missing labels in the table that they come from: table.isna().sum()"
         raise InvalidValueError(
             "labels must be 0 or 1",
             found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
-            fix="labels in the first argument, the model's outputs in the second",
+            fix=fix,
         )
 
 

@@ -1,3 +1,5 @@
+import math
+
 import numpy
 import pytest
 import torch
@@ -84,3 +86,12 @@ def test_numbers_and_switches_of_numpy_and_torch_are_taken():
     check_flag("bf16", numpy.bool_(True))
     for value in (1, 1.5, numpy.float32(1.5), torch.tensor(1.5)):
         check_number("max_grad_norm", value, fix="max_grad_norm=1.0")
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [(1e3, "steps=1000"), (0.0, "steps=1"), (2.5, "steps=1"), (math.inf, "steps=1")],
+)
+def test_the_fix_for_a_float_is_its_whole_number(value, fix):
+    with pytest.raises(TypeError, match=rf"whole number, got {value!r}\n  fix:   {fix}$"):
+        check_count("steps", value)

@@ -45,8 +45,8 @@ _NO_DATA = {
 def identity(dataset: object) -> dict[str, object]:
     """Return named facts, by which a checkpoint recognises its dataset.
 
-    Each value is a whole number or a text. No sample is read. Pixels in files and the code of
-    transforms are not compared.
+    Each value is a whole number or a text. No sample is read. The facts do not contain pixels in
+    files, the code of transforms, or attributes with names such as `seed`, `epoch` and `rank`.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)

@@ -32,7 +32,8 @@ def check_count(name: str, value: object, *, least: int = 1, otherwise: str = ""
     """
     fix = f"{name}={least}"
     is_number_as_text = isinstance(value, str) and value.strip().isdecimal()
-    if is_number_as_text:  # the number that the user probably meant
+    is_whole_float = isinstance(value, float) and value.is_integer()
+    if is_number_as_text or is_whole_float:  # the number that the user probably meant
         fix = f"{name}={max(least, int(value))}"
     if otherwise:
         fix += f", or {otherwise}"

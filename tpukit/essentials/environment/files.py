@@ -16,7 +16,8 @@ _NOTEBOOK_FORMAT = 4  # of Jupyter since 2015
 def part_of(file: Path) -> Path:
     """Return the temporary path of a file while this process writes the file.
 
-    Its name contains the process id, so that two processes can write the same file at once.
+    Its name contains the process id, so that two processes can write the same file at once; two
+    threads of a process cannot.
     """
     return file.with_name(f"{file.name}.{os.getpid()}.part")
 

@@ -102,7 +102,7 @@ class MachineInfo(Table):
 
     @property
     def cores_per_chip(self) -> int:
-        """The cores per chip that torch_xla sees: 2 on v2, v3 and 7x, otherwise 1."""
+        """The cores per chip in PyTorch: 2 on v2, v3 and 7x, otherwise 1."""
         name = (self.generation or "").partition("/")[0]  # of "v2/v3", see find_chips
         generation = GENERATIONS.get(name)
         if generation:

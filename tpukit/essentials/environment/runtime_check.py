@@ -413,7 +413,7 @@ def _shm(info: MachineInfo) -> Finding:
     fact = human_size(info.shm)
     if info.shm < _LEAST_SHM:
         fact += ": the worker processes of a DataLoader pass their batches through it"
-        fix = "keep num_workers=0, as core.batches does; "
+        fix = "use num_workers=0, or core.batches without workers=; "
         fix += "or start the container with `--shm-size=8g`"
         return Finding(name, "warning", fact=fact, fix=fix)
     return Finding(name, "ok", fact=fact)
