@@ -239,6 +239,8 @@ def test_another_pack_is_left_alone(copy, table, what, finished):
             json.dumps({"format": PackFolder(copy).format, "plan": plan})
         )
     before = contents(copy)
+    with pytest.raises(FileExistsError, match=r"no items, asked for 1 items; .*asked for no files"):
+        pack([(np.zeros((8, 8, 3), np.uint8), 0)], copy, options=OPTIONS, **QUIET)
     changed, found = OTHER[what]
     with pytest.raises(
         FileExistsError,

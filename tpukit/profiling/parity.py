@@ -152,7 +152,7 @@ def compare(
     not round them, so the limit is much smaller.
 
     Args:
-        model: a torch.nn.Module on the CPU.
+        model: a torch.nn.Module on the CPU, in float32. In bfloat16, the limit is too small.
         batch: the arguments of the model: a tensor, a tuple or list of arguments, or a dict of
             keyword arguments. Pass a few samples only, because the output of every layer is stored
             three times.
