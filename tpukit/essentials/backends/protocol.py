@@ -252,7 +252,7 @@ class Backend:
     def to_cpu(self, tensors: list) -> list:
         """Detach tensors and copy them to host memory, in a single transfer.
 
-        A tensor that is in host memory already shares that memory with the result.
+        If a tensor is in host memory, the result is not a copy: it shares the tensor's memory.
         """
         raise NotImplementedError
 

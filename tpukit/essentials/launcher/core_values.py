@@ -36,7 +36,7 @@ def tensor_checksums(
     Args:
         core: the `Core`, which copies tensors to host memory.
         modules: {prefix: module}. The prefix stands before the names of the module's tensors.
-        optimizers: optimizers. Their parameters that no module has count as weights, too.
+        optimizers: optimizers. A parameter that belongs to none of `modules` counts as a weight.
         averaged: whether float buffers have been averaged over the cores. If not, they are left
             out.
         allow_different: patterns of the names of tensors that are left out.

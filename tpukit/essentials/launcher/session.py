@@ -89,8 +89,8 @@ class Session(contextlib.AbstractContextManager):
     Args:
         cores, device, backend: as `launch`.
         seed: seed of all random numbers, by default 0; None for `torch.initial_seed()` of the
-            notebook. The random sequence continues from run to run. After a run that has called
-            `core.seed` or `core.same_seed`, several cores begin anew.
+            notebook. The random sequence continues from run to run. Exception: with several cores,
+            a call of `core.seed` or `core.same_seed` starts a new sequence for the next run.
         limits: as `launch`.
         progress: the display of the session's start, as `launch`.
         matmul_precision, compile_cache, shard: as `launch`.
