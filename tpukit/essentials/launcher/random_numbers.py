@@ -36,9 +36,10 @@ class RandomNumbers:
         # not restore an earlier state.
         self._can_restore = not core.backend.shares_process
         self.fits = 0
-        self._forget()
+        self._begin(())
 
-    def _forget(self) -> None:
+    def _begin(self, words: tuple[int, ...]) -> None:
+        self._words = words  # of `start`
         self.seeded = 0
         # Whether the cores draw the same numbers outside of steps; False after `seed`.
         self._shared = self._core.world_size > 1 and self._can_restore
@@ -52,7 +53,7 @@ class RandomNumbers:
             *words: numbers that are mixed into the run's seed, such as the number of the run if a
                 session seeds again.
         """
-        self._forget()
+        self._begin(words)
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
 
     def end_run(self, run: int) -> None:
@@ -107,9 +108,8 @@ class RandomNumbers:
         seeded = self.seeded
         self._shared = False  # nested blocks draw from the same numbers
         if self._own is None:
-            self._core.backend.seed(
-                seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))
-            )
+            seed = self._core.internal.seed_of_launch
+            self._core.backend.seed(seed_in_turn((seed, *self._words, self._core.rank)))
         else:
             restore_random_states(self._own)
         try:
