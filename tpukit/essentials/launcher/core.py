@@ -614,7 +614,7 @@ class Core:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds that the host spent in each of the last 64 steps; None before the first."""
+        """Median seconds per step on the host, of the last 64 steps; None before the first."""
         if not self.internal.step_seconds:
             return None
         return statistics.median(self.internal.step_seconds)
