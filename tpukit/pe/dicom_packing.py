@@ -83,7 +83,7 @@ def pack_dicom(
         labels: the table of `read_labels` or `read_exams`, or some of its rows, joined by
             SOPInstanceUID; None to pack all slices without labels. Images without a row are left
             out. Tables of `index_dicom` and `read_exams` have the file and position of each image.
-            With others, `pack_dicom` reads all headers, and prints what is unusual about series.
+            For other tables, `pack_dicom` reads all headers, and prints the unusual series.
         window: None for the lung, embolism and mediastinal windows of a slice as red, green and
             blue. Or one window: a name ("lung", "embolism", "mediastinum") or (level, width) in
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
