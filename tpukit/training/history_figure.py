@@ -82,9 +82,9 @@ def show_history(history: Any) -> Figure:
 
     Series share a panel if their names differ only in the split, such as train, valid or test. So
     `train_loss` and `valid_loss` share a panel, and `lr` has its own panel. The horizontal axis is
-    "step", or "epoch" if there is no "step". If a series and the axis differ in length, the points
-    are spread evenly, and the last point is at the end. For example, five validation losses of a
-    run of 1,000 steps are drawn at 200, 400, ... 1,000.
+    "step", or "epoch" if there is no "step"; a row without this column is left out. If a series and
+    the axis differ in length, the points are spread evenly, and the last point is at the end. For
+    example, five validation losses of a run of 1,000 steps are drawn at 200, 400, ... 1,000.
 
     - A single number is drawn as a dotted line, in the panel whose name is the end of the number's
       name: `base_rate_loss` in the panel of `loss`.

@@ -91,7 +91,7 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
         raise InvalidValueError(
             f"{name} needs every sample once, in order; got batches with "
             f"shuffle={sampler.shuffle}, drop_last={sampler.drop_last}",
-            fix="core.batches(dataset, batch_size=...), without shuffle and drop_last",
+            fix="core.batches(dataset, batch_size=...), without shuffle, weights and drop_last",
         )
 
 

@@ -30,7 +30,7 @@ from tpukit.training.replay_state import HostNumbers, Places, ReplayState
 from tpukit.training.step_numbers import HostInput, StepNumbers, changed_values, recognize
 from tpukit.training.watched import watching
 
-_CAPTURED_FIRST = 3  # steps at the start of a run that all cores capture
+_CAPTURED_FIRST = 3  # steps that all cores capture at the start of a `Replay`
 _CAPTURE_EVERY = 47  # steps; a prime, so that a branch in every k-th step is captured at last
 _SAME_PROGRAMS = 2  # captured steps in a row with the same program, before it is replayed
 # Values in a batch that are constants of its program.
@@ -62,7 +62,7 @@ class _Program:
         puts: for each result of the program, its index in the list of state and two losses.
         inputs: the inputs that are neither state, batch, flags nor seed.
         settings: the settings of the optimizer, in the last captured step.
-        form: the settings that decide which operations the program has.
+        graph_settings: the settings that are a part of the program itself.
         last: number of the last captured step.
         captured: how many captured steps in a row had this program.
         replayed: numbers of the steps that were replayed after step `last`.
@@ -73,7 +73,7 @@ class _Program:
     puts: list[int]
     inputs: list[HostInput]
     settings: dict
-    form: dict
+    graph_settings: dict
     last: int
     captured: int = 1
     replayed: list[int] = field(default_factory=list)
@@ -217,7 +217,7 @@ class Replay:
     def _next_numbers(self, program: _Program) -> list | None:
         """Return the `inputs` of a program for the next step; None if a value is not certain."""
         numbers = StepNumbers(self._optimizer, self._average, ahead=1)
-        if numbers.form() != program.form:
+        if numbers.graph_settings() != program.graph_settings:
             return None  # another program, which a captured step shows
         sources = set().union(*(one.sources for one in program.inputs))
         unfollowed = numbers.unfollowed(program.settings, sources)
@@ -391,7 +391,8 @@ class Replay:
         if old and old.key != key:
             # A new program is expected if a setting in the graph has changed, such as a momentum of
             # 0, or if `changed_values` cannot tell.
-            is_expected = numbers.form() != old.form or changed_values(old.inputs, numbers) is None
+            is_other = numbers.graph_settings() != old.graph_settings
+            is_expected = is_other or changed_values(old.inputs, numbers) is None
             if not is_expected:
                 self._note("other operations than before are recorded")
             elif old.replayed:
@@ -415,7 +416,7 @@ class Replay:
             puts=puts,
             inputs=found,
             settings=numbers.settings,
-            form=numbers.form(),
+            graph_settings=numbers.graph_settings(),
             last=number,
             captured=old.captured + 1 if old else 1,
         )

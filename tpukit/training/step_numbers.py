@@ -69,13 +69,13 @@ class StepNumbers:
                 # The number of parameters decides the program; the parameters themselves are state.
                 self.settings[place, name] = len(value) if name == "params" else value
 
-    def form(self) -> dict:
+    def graph_settings(self) -> dict:
         """Return the settings that are a part of the graph: another value gives another program."""
-        form = {}
+        found = {}
         for (group, name), value in self.settings.items():
             if name == "params" or not _is_sent(value):
-                form[group, name] = value
-        return form
+                found[group, name] = value
+        return found
 
     def sources(self) -> list[Source]:
         """Return all possible sources, without constants.
