@@ -103,7 +103,7 @@ def test_pixels_go_where_they_are_wanted(what, exact):
 
 
 def test_an_array_of_another_shape_is_refused():
-    with pytest.raises(ValueError, match="the image is 96 x 96 pixels, and out is"):
+    with pytest.raises(ValueError, match=r"the pixels have the shape \(96, 96, 3\), and out is"):
         decode(WHOLE["a JPEG as cameras write it"], out=np.zeros((95, 96, 3), np.uint8))
 
 

@@ -609,6 +609,10 @@ def test_the_fixes_work_for_the_form_of_pixels():
     with fixes('image_modes: mode="I;16" is for one channel of 16 bits, and this is a {}') as fix:
         quietly([(Image.fromarray(grey), 0)], options=sixteen)
     done(fix, fix.text, [(Image.fromarray(grey), 0)])
+    floats = Image.fromarray(np.full((8, 8), 0.5, np.float32))
+    with fixes('image_modes: mode="I;16" is for one channel of 16 bits, and this is a {}') as fix:
+        quietly([(floats, 0)], options=sixteen)
+    done(fix, fix.text.replace("(low, high)", "(0, 1)"), [(floats, 0)])
     negative = deep.astype(np.int32) - 400
     with fixes('image_modes: mode="I;16" stores whole numbers from 0 to 65,535') as fix:
         quietly([(negative, 0)], options=sixteen)
@@ -1029,6 +1033,11 @@ def test_the_fixes_work_for_labels_of_no_class():
         quietly(table, labels="kind", classes=["cat", "dog"])
     quietly(table, labels="kind", classes=["cat", "dog", "emu"])
     quietly(table.assign(kind=[0, 1, 0, 1]), labels="kind", classes=["cat", "dog"])
+    table = table_of(kind=["cat", 7, "cat", 7])
+    with fixes("label_arrays: label {} of row {} is not one of the classes") as fix:
+        quietly(table, labels="kind")
+    exec(fix.text.partition(": ")[2], {"table": table})
+    assert quietly(table, labels="kind").classes == ["7", "cat"]
 
     table = table_of(species=["dog", "Dog ", "dog", "cat"])
     with fixes("label_arrays: two classes look like one") as fix:

@@ -194,6 +194,15 @@ def test_lines_of_the_shell_are_advice(tmp_path, text):
     assert not report.fix()
 
 
+@pytest.mark.parametrize("magic", ["python", "python3", "pypy"])
+def test_a_cell_that_runs_in_its_own_process_imports_what_its_fix_needs(tmp_path, magic):
+    path = notebook(tmp_path, "import torch_xla\n", f"%%{magic}\n{XM}xm.get_ordinal()")
+    lint(path).fix()
+    *_, cell = json.loads(path.read_text())["cells"]
+    renamed = f"{XM}torch_xla.runtime.global_ordinal()"
+    assert "".join(cell["source"]) == f"%%{magic}\nimport torch_xla\n{renamed}"
+
+
 def test_cells_share_their_names_and_scripts_that_cells_write_do_not(tmp_path):
     path = notebook(
         tmp_path,

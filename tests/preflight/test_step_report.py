@@ -248,6 +248,16 @@ def test_a_loop_that_writes_to_its_parameters_is_a_training():
     assert (found.is_steady, found.has_optimizer, len(found.graphs)) == (True, True, 1)
 
 
+def test_a_function_that_records_a_profile_has_a_preflight_and_writes_no_profile(tmp_path):
+    def train(core):
+        with tpukit.profiling.profile(core, tmp_path / "trace") as recording:
+            workers.by_hand(core)
+        return recording.files
+
+    assert record(train, chip=CHIP, progress="off").is_steady
+    assert not (tmp_path / "trace").exists()
+
+
 def test_a_function_without_an_optimizer_is_told():
     assert "no optimizer stepped" in hazards(workers.largest_of_int64)["optimizer"]
 

@@ -130,6 +130,29 @@ def test_a_compile_between_the_steps_is_not_a_steps():
 
 
 @XLA
+def test_of_several_shapes_the_first_is_compiled_once_more_and_nothing_is_said():
+    """The first step creates the optimizer's state, so the next step with its shape has another graph."""
+
+    def work(core):
+        model = core.model(nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        monitor, lines = RecompileMonitor(core.backend, shapes=2), []
+        for step, samples in enumerate([4, 8, 8, 8, 4, 8, 4, 6], start=1):
+            (batch,) = core.to_device([torch.zeros(samples, 3)])
+            monitor.start_step(batch)
+            with core.step():
+                model(batch).square().mean().backward()
+                core.optimizer_step(optimizer)
+            lines.append(monitor.end_step(step))
+        return lines, monitor.recompiles
+
+    lines, recompiles = launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
+    assert lines[:-1] == [None] * 7
+    assert "batch is (6, 3) float32, before (4, 3) float32" in lines[-1]
+    assert recompiles == 1
+
+
+@XLA
 def test_a_ragged_last_batch_is_named_with_both_shapes_and_once():
     lines, recompiles = trained(plain, batch_of=lambda step: (8 if step % 3 else 5, 3))
     assert recompiles == 1

@@ -66,8 +66,7 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
     if out is None or pixels is out:
         return pixels
     if pixels.shape != out.shape:
-        height, width = pixels.shape[:2]
-        raise ValueError(f"the image is {width} x {height} pixels, and out is {out.shape}")
+        raise ValueError(f"the pixels have the shape {pixels.shape}, and out is {out.shape}")
     out[:] = pixels
     return out
 

@@ -99,10 +99,11 @@ def _with_16_bits(image):
 
     kind = f"{image.format or 'Pillow image'} of mode {image.mode}"
     if image.mode not in (*_SIXTEEN, "I"):
+        window = ", window=(low, high)" if image.mode == "F" else ""  # floats have no known range
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, and this is a {kind}',
             fix=f"pack images of mode {image.mode} into a separate pack: "
-            'pack(..., options=tpukit.PackOptions(mode="L"))',
+            f'pack(..., options=tpukit.PackOptions(mode="L"{window}))',
         )
     values = numpy.asarray(upright(image))
     check_16_bits(values)

@@ -266,6 +266,11 @@ def _difference(key: str, found, asked) -> str:
     """Return the difference of an entry of two plans in words."""
     found_words = _in_words(key, found)
     asked_words = _in_words(key, asked)
+    # The plans of two kinds of sources, such as a folder and items, have other entries.
+    if found is None and isinstance(asked, dict):
+        return f"no {key}, asked for {asked_words}"
+    if asked is None and isinstance(found, dict):
+        return f"{found_words}, asked for no {key}"
     if not isinstance(found, dict) or not isinstance(asked, dict):
         return f"{found_words}, asked for {asked_words.removeprefix(f'{key} ')}"
     if found_words != asked_words:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 # Cell magics by the contents of their cell.
 _SHELLS = {"bash", "sh", "shell", "script", "cmd", "system", "sx"}
 _FILES = {"writefile", "file"}
+_PROCESSES = {"python", "python2", "python3", "pypy"}  # run by another Python than the notebook's
 _TEXTS = {"html", "HTML", "javascript", "js", "latex", "markdown", "svg", "perl", "ruby", "cython"}
 _NOT_PYTHON = _SHELLS | _FILES | _TEXTS | {"R", "sql"}
 # If a cell has so many lines that are not Python, its names are not checked, because each such line
@@ -46,7 +47,8 @@ def split_lines(text: str) -> list[str]:
 class Piece:
     """A piece of code that is parsed on its own: a cell, a script, or a cell inside a string.
 
-    A cell inside a string is the last argument of `get_ipython().run_cell_magic`, by nbconvert.
+    In scripts from nbconvert, a cell with a magic is a string: the last argument of
+    `get_ipython().run_cell_magic`.
 
     Attributes:
         text: the code as it is in the file.
@@ -149,7 +151,7 @@ def pieces_of(texts: list[str], numbers: list[int | None]) -> list[list[Piece]]:
         magic = _CELL_MAGIC.match(piece.text) or ["", "", ""]
         is_script = numbers == [None] and not piece.fixed_line
         is_written = magic[1] in _FILES and magic[2].strip().endswith(".py")
-        if is_written:  # the script runs in a process of its own, so it shares no names
+        if is_written or magic[1] in _PROCESSES:  # it runs in another process, and shares no names
             groups.append([piece])
         else:
             shared.append(piece)

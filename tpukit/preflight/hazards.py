@@ -27,7 +27,7 @@ class _WideType:
     type: str  # the name in HLO
     name: str  # the name in torch
     reason: str  # why a TPU is slow
-    instead: str  # the dtype to use
+    fix: str
 
 
 _WIDE_TYPES = (
@@ -35,13 +35,13 @@ _WIDE_TYPES = (
         "f64",
         name="float64",
         reason="a TPU has no float64 of its own and emulates it",
-        instead="float32",
+        fix="float32, if its precision is enough",
     ),
     _WideType(
         "s64",
         name="int64",
         reason="a TPU counts in 32 bits and takes two operations for 64",
-        instead="int32",
+        fix="int32, if its range is enough",
     ),
 )
 
@@ -112,8 +112,8 @@ def _cut(recording: Recording) -> list[Finding]:
     run = f"one step runs {graphs} graphs"
     if syncs > 1:
         run += f" in {syncs} core.step()"
-    fact = f"{run}: something reads a tensor in it, and the chip waits for the host"
-    fix = "no .item(), print or if on a tensor inside of core.step()"
+    fact = f"{run}: it reads a tensor or computes on the host, and the chip waits for the host"
+    fix = "no .item(), print or if on a tensor, and no fallback, inside of core.step()"
     return [Finding("graphs a step", "warning", fact, fix=fix)]
 
 
@@ -139,8 +139,7 @@ def _wide(wide: _WideType, programs: Sequence[Program], recording: Recording) ->
     largest = max(arrays, key=lambda array: array.bytes)
     count = counted(len(operations), "operation")
     fact = f"{wide.name} in {count}, the largest {largest}, in {most}: {wide.reason}"
-    fix = f"{wide.instead}, if its range is enough"
-    return [Finding(wide.name, "warning", fact, fix=fix)]
+    return [Finding(wide.name, "warning", fact, fix=wide.fix)]
 
 
 def _large_arrays(operation: Operation, kind: str) -> list[Array]:

@@ -31,7 +31,7 @@ class Profile:
         self._span = contextlib.ExitStack()
 
     def mark(self) -> None:
-        """End a step of the recording and begin the next step. `core.step` calls it at its end."""
+        """End a step of the recording and begin the next; called after each `core.step` block."""
         self._span.close()
         self._span.enter_context(self._trace.step(self._begun))
         self._begun += 1
@@ -56,7 +56,8 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     Args:
         core: this core; call `profile` in the worker function.
         folder: the files are written into the subfolder `core-<rank>/` of this folder.
-        ranks: the cores to record; other cores run the block without recording.
+        ranks: the cores to record; other cores run the block without recording. In a preflight, no
+            core is recorded.
 
     Yields:
         a `Profile` with the folder, and after the block with the files.
@@ -66,7 +67,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
             disk is full.
         RuntimeError: this core is already being recorded.
     """
-    if core.rank not in ranks:
+    if core.rank not in ranks or core.backend.is_recording:
         yield Profile(None)
         return
     backend = core.backend

@@ -59,7 +59,8 @@ class RecompileMonitor:
     Args:
         backend: the backend of the core.
         settled: number of steps at the beginning in which compilations are expected, 3 by default.
-        shapes: number of different batch shapes; the first step with each of them may compile.
+        shapes: number of different batch shapes; the first step with each of them may compile, and
+            also the second step with the shape of the first step.
 
     Attributes:
         recompiles: number of unexpected compilations.
@@ -148,10 +149,13 @@ class RecompileMonitor:
         graphs, seconds = self._backend.compiles()
         graphs_before, seconds_before = self._compiles_before
         is_known_shape = self._shapes in self._seen_shapes
-        self._seen_shapes.add(self._shapes)
+        self._steps += 1
+        # If the first step creates the optimizer's state, the next step with its shape has another
+        # graph, so this shape still counts as new. With `settled=1`, there is no such state.
+        if self._steps > 1 or self._settled <= 1:
+            self._seen_shapes.add(self._shapes)
         batch = self._batch
         self._batch = None  # release the batch's memory
-        self._steps += 1
         is_expected = not is_known_shape and len(self._seen_shapes) <= self._shapes_expected
         if graphs == graphs_before or self._steps <= self._settled or is_expected:
             return None

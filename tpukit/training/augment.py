@@ -47,7 +47,7 @@ class Augment:
     ("left lung", "right lung"). Otherwise both labels are wrong for every flipped image, without an
     error; therefore `flip` is off by default.
 
-    Call it inside the step, on uint8 images, before they are normalised. The random numbers are
+    Call an `Augment` in the step, on uint8 images that are not normalised. The random numbers are
     uniform and are drawn on the device. `launch(seed=...)` seeds each core differently. New random
     numbers do not change the graph, so it is compiled only once.
 

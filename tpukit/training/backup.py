@@ -50,8 +50,8 @@ _LONGEST_SECONDS = 600.0
 class Backup:
     """Copies new checkpoints, best.pt and compiled programs to a backup.
 
-    The backup keeps the newest checkpoint, and the newest of an earlier step. An error of the
-    backup during training does not end the training. Only one run at a time may use a backup.
+    The backup keeps the newest checkpoint, and the newest checkpoint of an earlier step. Training
+    continues if a copy fails. Only one run at a time may use a backup.
     Compiled programs are copied if `launch(compile_cache=folder / "compiled")` stores them in the
     run's folder. `take` copies checkpoints and programs back.
 
@@ -368,7 +368,7 @@ def _place(address: str) -> "_Folder | UrlPlace":
 def refuse_unmounted(folder: Path) -> None:
     """Raise PathNotFoundError if neither a backup folder nor its parent exists.
 
-    If the drive is not mounted, they would be folders of this machine, and lost with it.
+    Without its drive, the backup would be a new folder of this machine, and be lost with it.
     """
     if not folder.is_dir() and not folder.parent.is_dir():
         raise PathNotFoundError(

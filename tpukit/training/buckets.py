@@ -246,8 +246,6 @@ class BucketSampler(ShardedSampler):
     descending order of length. So all graphs are compiled early, and a lack of memory raises an
     error at once.
 
-    Without shuffling, `places` returns the positions of the outputs in the dataset.
-
     Attributes:
         bucket_of: (count,) int64, for every sample the index of its bucket.
         lengths: the lengths of the buckets.
@@ -262,7 +260,7 @@ class BucketSampler(ShardedSampler):
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return this core's positions in the epoch, (steps, batch_size) int64.
 
-        A position of `count`, the number of samples, or more is padding.
+        Positions below `count`, the number of samples, are samples; all others are padding.
         """
         positions, _ = _arranged(self, epoch, seed)
         steps = positions.reshape(-1, self.world_size, self.batch_size)[:, self.rank]
@@ -279,10 +277,10 @@ class BucketSampler(ShardedSampler):
         return sorted(set(self.step_lengths()))
 
     def places(self, step: int):
-        """Yield (rows, places): the rows of a step's outputs, and their places in the result.
+        """Yield (rows, places) of a step: which rows of its outputs go to which rows of the result.
 
-        Padding rows are left out. `places` are the positions of the samples in the dataset. But if
-        `limit` cuts the epoch short, `places` are the next places after those of earlier steps.
+        Padding rows are left out. A sample's row in the result is its position in the dataset. But
+        if `self.limit` ends the epoch early, the steps fill the rows of the result in order.
         """
         import numpy
 

@@ -43,9 +43,9 @@ def values_as_built(optimizer, scheduler) -> dict[str, object]:
 
 
 def changed_settings(saved: list[dict], given: list[dict]) -> str:
-    """Return the optimizer's settings that differ, as `lr 0.1 is used, not 0.01`; else "".
+    """Return the optimizer's settings that differ, as `lr 0.1 is used, not 0.01`; or "".
 
-    The used value is that of the checkpoint.
+    In this example, 0.1 is the value in the checkpoint, and 0.01 that of this run.
 
     Args:
         saved: the settings of each parameter group, from the checkpoint.

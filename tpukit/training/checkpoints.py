@@ -135,8 +135,8 @@ class CheckpointStore:
                 new save has not started.
             TypeError: the state contains a value that `torch.load(weights_only=True)` does not
                 load. The message names the key of this value.
-            ValueError: `step` is negative; the folder has a checkpoint of a later step that was not
-                found damaged; or a tensor is not in host memory.
+            ValueError: `step` is negative; the folder has a checkpoint of a later step (known
+                damaged ones do not count); or a tensor is not in host memory.
         """
         _check_state(state, "state")
         if step < 0:

@@ -54,7 +54,7 @@ class EpochClock:
     """Measures the time of each part of an epoch. At any time, exactly one part is measured.
 
     Args:
-        backend: the backend of this core, which counts the seconds of its compilations.
+        backend: the backend of this core. It counts the seconds of all compilations.
         wait_seconds: function that returns the total seconds in which loops waited for batches.
         host_seconds: function that returns the total processor seconds of this thread in steps.
         device_seconds: function that returns the total seconds in which programs ran on the

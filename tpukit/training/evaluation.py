@@ -101,9 +101,9 @@ def evaluate(
             on the CPU, and a module is copied to the CPU for this. But a function that uses tensors
             on the device runs on the device. If a loss uses more than 1 MiB of tensors, such as a
             frozen teacher's weights, it runs where these tensors are. It then gets `batch_size`
-            samples at a time, and its results are averaged over all samples. This is not done with
-            `launch(shard=...)`: there the loss gets all samples at once, whatever its size. A
-            module is in evaluation mode in all cases.
+            samples at a time, and its results are averaged over all samples. But with
+            `launch(shard=...)`, every loss gets all samples at once. If the loss is a module, it is
+            in evaluation mode.
         batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
             `fit`. None: no metrics.

@@ -156,7 +156,7 @@ class Checkpoints:
 
 
 def as_checkpoints(given: object) -> Checkpoints | None:
-    """Return the argument `checkpoints` of `fit` as a `Checkpoints`; a path is its folder."""
+    """Return the argument `checkpoints` of `fit` as a `Checkpoints`, made from a path if needed."""
     if given is None or isinstance(given, Checkpoints):
         return given
     if isinstance(given, str | os.PathLike):

@@ -47,8 +47,8 @@ class History:
             without intervals in which a graph was compiled; seconds, with the evaluation. After a
             resume within an epoch, these are the seconds since the resume.
         times: a row per epoch, with the seconds of this core in each part: device, host, input
-            (waiting for batches), compile, evaluation, checkpoints, other. After a resume, as
-            above. `tpukit.training.show_time` draws them.
+            (waiting for batches), compile, evaluation, checkpoints, other. After a resume within an
+            epoch, seconds before the resume are missing. `tpukit.training.show_time` draws them.
         best: the row of the best epoch, with the name of the deciding column in "by"; None as long
             as no epoch has a number in this column.
         stopped: the reason if the training ended before its last epoch; otherwise None.

@@ -71,8 +71,8 @@ class IndexChecks:
     Attributes:
         unequal: why the batches of a step have different weights in the mean loss, such as
             "ignore_index=-100"; None as long as no reason was found.
-        watching: a context in which a step must call the model and the loss. It checks the indices
-            that they pass to torch in the first step, and does nothing later.
+        watching: a context in which a step must call the model and the loss. In the first step, the
+            context checks the indices that torch functions get; later, it does nothing.
     """
 
     def __init__(self):

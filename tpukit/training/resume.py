@@ -329,8 +329,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        Core 0 needs all cores to finish its step before it saves a checkpoint. So if checkpoints
-        are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
+        Before core 0 saves a last checkpoint, all cores must finish the current step. So if
+        checkpoints are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False

@@ -62,7 +62,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
 class TrainStep:
     """One optimizer step over one or several batches, as a single graph.
 
-    All other attributes are arguments of `fit`.
+    Attributes that are not listed here are arguments of `fit`.
 
     Attributes:
         arrange: converts a batch from the layout in which it is sent to the device into the batch

@@ -41,8 +41,8 @@ class StepFlops:
     def step(self, batches: tuple) -> Iterator[None]:
         """Add the FLOPs of the step in the block to `total`.
 
-        The first step of each batch shape is counted. So every step must call its model and loss in
-        the block of `forward`.
+        Operations are counted in the first step of each batch shape; later steps of this shape add
+        the same FLOPs. Call the model and the loss in a block of `forward`, in every step.
         """
         if self.total is None:
             yield

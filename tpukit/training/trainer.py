@@ -131,7 +131,7 @@ def fit(
     Args:
         core: this core.
         model: the module that `core.model` returned. Layers in evaluation mode stay in this mode.
-            But if all layers are in it, `fit` puts all of them into training mode.
+            But if all layers are in evaluation mode, `fit` puts all into training mode.
         optimizer: an optimizer of torch.optim, except LBFGS, with the model's parameters. A resumed
             run restores the optimizer's settings, such as the learning rate, from the checkpoint.
             If an optimizer has the methods `train` and `eval`, as schedule-free ones have, `fit`
@@ -146,8 +146,8 @@ def fit(
             every epoch as `evaluate` does. None: no evaluation.
         epochs: number of epochs of the whole run, at least 1. A resumed run trains those that are
             left.
-        steps_per_epoch: optimizer steps per epoch, at least 1. None: one pass over `train`, which
-            is also the most. With fewer steps, the rest of the pass is left out.
+        steps_per_epoch: optimizer steps per epoch, at least 1. None: one pass over `train`. An
+            epoch with fewer steps uses only a part of `train`; no epoch has more than one pass.
         scheduler: a scheduler of torch.optim.lr_scheduler. `fit` calls its `step` after every
             optimizer step, or after every epoch: see `FitOptions.scheduler_interval`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics. The
@@ -283,13 +283,14 @@ def _check_data(model, train: Batches, valid: Batches | None) -> None:
 
 @dataclass
 class Trainer:
-    """The loop of one call of `fit`. All other attributes are arguments of `fit`.
+    """The loop of one call of `fit`.
+
+    Attributes that are not listed here are arguments of `fit`.
 
     Attributes:
         step: runs one optimizer step.
         steps_per_epoch: optimizer steps per epoch.
-        scheduler: the scheduler. The attribute `step` calls the scheduler's `step` after every
-            optimizer step, or this loop calls it after every epoch.
+        scheduler: the learning-rate scheduler, stepped after every optimizer step or every epoch.
         augment: the augmentation that `step` uses from epoch `options.augment_from` on.
         best: decides which epoch is best.
     """

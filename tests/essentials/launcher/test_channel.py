@@ -145,6 +145,12 @@ def test_a_tensor_that_is_trained_arrives_as_one_that_is_trained(kind, needs):
     assert came.requires_grad == needs
 
 
+def test_tensors_without_memory_arrive_as_torch_pickles_them():
+    meta, lazy = there_and_back(torch.empty(3, device="meta"), nn.LazyLinear(2))
+    assert (meta.device.type, meta.shape) == ("meta", (3,))
+    assert lazy(torch.ones(1, 5)).shape == (1, 2)
+
+
 def test_many_messages_larger_than_the_pipe_arrive_in_order():
     values = [torch.full((300_000,), float(index)) for index in range(5)] + ["x" * 1_000_000]
     came = there_and_back(*values)

@@ -279,6 +279,17 @@ def test_an_unpicklable_result_names_the_part_and_its_fix_works():
     assert len(quietly(work, True, cores=2).results) == 2
 
 
+def test_a_result_whose_own_method_refuses_pickling_is_named():
+    def work(core):
+        return {"model": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))}
+
+    with pytest.raises(WorkerError) as caught:
+        quietly(work, cores=1)
+    message = str(caught.value)
+    assert "the value['model'] (a ParametrizedLinear) cannot be pickled: Serial" in message
+    assert "fix:   return tensors, arrays, numbers and containers of them" in message
+
+
 class OfTheWorker:
     """Unpickles only in the process that made it."""
 

@@ -337,9 +337,11 @@ def test_a_run_that_seeds_the_cores_changes_no_later_run(sessions, seeds):
         return outside, inside
 
     session = sessions()
+    session.quietly(seeds)
     before = session.quietly(draw).results
     session.quietly(seeds)
     after = session.quietly(draw).results
+    assert len({*before[0], *before[1], *after[0], *after[1]}) == 6  # no number comes again
     for (first, mine), (other, theirs) in (before, after):
         assert first == other
         assert mine != theirs

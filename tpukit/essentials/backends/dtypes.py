@@ -22,8 +22,8 @@ def as_bits(tensor):
 def as_numbers(tensor, op: str):
     """Return a tensor in a dtype that gloo can reduce. Complex numbers become pairs.
 
-    For "min" and "max" of float tensors the result has one more axis at the front, of length 2: the
-    numbers with 0 for NaN, and flags that are not 0 for NaN.
+    For "min" and "max" of float tensors the result has one more axis at the front, of length 2:
+    the numbers, in which 0 replaces NaN; and a flag per number, which is nonzero for NaN.
 
     Args:
         tensor: a tensor of any dtype.

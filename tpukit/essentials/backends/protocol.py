@@ -173,7 +173,7 @@ class Backend:
         """Wait until the device has done all recorded work; for measurements of time."""
 
     def place_model(self, module) -> str:
-        """Shard a module's tensors; return a line about large tensors left whole, or ""."""
+        """Shard a module; return a line about large tensors that stay whole, or "" for none."""
         return ""
 
     def place_state(self, optimizer) -> None:
@@ -252,7 +252,7 @@ class Backend:
     def to_cpu(self, tensors: list) -> list:
         """Detach tensors and copy them to host memory, in a single transfer.
 
-        A tensor that is in host memory already shares that memory with the result.
+        If a tensor is in host memory, the result is not a copy: it shares the tensor's memory.
         """
         raise NotImplementedError
 

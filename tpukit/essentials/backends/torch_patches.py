@@ -76,9 +76,9 @@ def _corrected(original: Callable, count_values: Callable):
 def complete_torch() -> None:
     """Add the module `torch.xla`, so that torch.utils.checkpoint finds the random state there.
 
-    With it, a recomputed activation is the same as the first one, dropout included. But XLA may
+    With this module, a recomputed activation equals the first one, dropout included. But XLA may
     merge the recomputation with the first computation, so that checkpointing saves no memory.
-    `torch_xla.utils.checkpoint` has a barrier against that.
+    A barrier in `torch_xla.utils.checkpoint` prevents this merge.
     """
     import types
 

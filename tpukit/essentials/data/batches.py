@@ -50,7 +50,7 @@ class Batches:
         batch_size: number of samples per core and step.
         rank: the number of this core.
         world_size: the number of cores.
-        hosts: the number of machines that have these cores, equally many each.
+        hosts: the number of machines; each has the same number of these cores.
         shuffle: use a new order in each epoch.
         weights: one number per sample; None for none. An epoch draws as many samples as the dataset
             has, with replacement, each with a probability in proportion to its weight. The order is

@@ -31,8 +31,8 @@ def fingerprint(dataset: object) -> dict[str, object]:
     """Return the class, the length and checksums of a dataset, as a dict of short values.
 
     Attributes with an entry per sample get a checksum, whatever their names are: the indices of a
-    Subset, labels, targets, tensors, files, the rows of a table. So do lists of class names.
-    Attributes whose entries are objects, or larger than 1 KiB as pixels are, get no checksum.
+    Subset, labels, targets, tensors, files, the rows of a table. Lists of class names get a
+    checksum, too. Entries that are objects, or larger than 1 KiB, such as pixels, get none.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found=found, depth=MOST_DEPTH)
@@ -154,8 +154,8 @@ def _checksum(value: object) -> int | None:
 def as_array(tensor):
     """Return a dense tensor in host memory as an array; other tensors unchanged.
 
-    Floats that numpy does not have, such as bfloat16, become uint8: the bytes of each number. Other
-    tensors with such a dtype are also returned unchanged.
+    Floats that numpy does not have, such as bfloat16, become uint8: the bytes of each number. A
+    tensor of another dtype that numpy does not have, such as qint8, is returned unchanged.
     """
     import torch
 
@@ -224,7 +224,7 @@ def is_plain(value: object) -> bool:
 
 
 def row_step(size: int, rows: int) -> int:
-    """Return k, chosen so that every k-th row is about 4 MiB of data in all, at most.
+    """Return the smallest k for which all k-th rows together have about 4 MiB or less.
 
     Args:
         size: the size of all rows in bytes.

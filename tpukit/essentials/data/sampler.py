@@ -127,8 +127,8 @@ class ShardedSampler:
     def places(self, step: int) -> Iterator[tuple[slice, slice]]:
         """Yield where the gathered rows of a step belong in the outputs of the whole epoch.
 
-        Use it only with `shuffle=False`. Rows of padding are left out. With a `limit`, some may
-        remain.
+        Use it only with `shuffle=False`. Rows of padding are left out; with a `limit`, some rows of
+        padding may remain.
 
         Args:
             step: number of the step, from 0.
@@ -143,7 +143,7 @@ class ShardedSampler:
             yield slice(row, row + real), slice(start, start + real)
 
     def seen(self) -> int:
-        """Return the number of samples in an epoch without padding; an upper bound with a limit."""
+        """Return how many samples an epoch has besides padding; with a `limit`, an upper bound."""
         return min(self.count, self.steps() * self.samples_per_step)
 
 

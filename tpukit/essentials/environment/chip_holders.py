@@ -120,15 +120,15 @@ def wait_for_chips(
 ) -> None:
     """Wait until enough chips are free; print once who holds the busy chips.
 
-    This function starts no runtime. It opens each chip's device node and closes it at once, which
-    fails for a busy chip. If several programs share the chips (TPU_VISIBLE_CHIPS), or if no device
-    node is visible, the function returns at once.
+    This function starts no runtime. It tries to open each chip's device node: this fails if the
+    chip is busy. If several programs share the chips (TPU_VISIBLE_CHIPS), or if no device node is
+    visible, the function returns at once.
 
     Args:
         needed: number of chips that the run needs.
         say: prints a line.
-        chip: wait only for the chip with this number, counted from 0 in the order of the nodes'
-            numbers, and return after `seconds` also if it is busy; None to wait for any chips.
+        chip: wait only for this chip, counted from 0 in the order of the nodes' numbers. If the
+            chip is still busy after `seconds`, the function returns. None to wait for any chips.
         seconds: the longest wait in seconds.
         machine: the machine; this machine by default.
 

@@ -76,7 +76,7 @@ class State:
             none of the modules are compared as weights.
         schedule: the learning rate schedule; None for none.
         data: facts about the batches, such as their seed.
-        called: {name of the argument: function}, such as {"loss": the loss function}.
+        called: functions that were passed to `fit`, by the name of the argument, such as "loss".
         run: other arguments of `fit`, by name.
         averaged: True if float buffers have been averaged. They must then be equal on all cores.
         layers: True to compare the types and settings of the modules' layers.
@@ -166,7 +166,7 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Continue the previous run's loop, with its optimizers and modules that still exist."""
+        """Continue the loop of the previous run; drop optimizers and modules that were deleted."""
         loop = self._loop
         for reference, step in self._kept.steps.items():
             if reference() is not None:
@@ -321,7 +321,7 @@ class Agreement:
             self._in_optimizer_step = False
 
     def before_step(self, optimizer, *, closure: object = None) -> None:
-        """Check the first step of an optimizer that steps without `core.optimizer_step`."""
+        """Check that an optimizer's first step uses averaged gradients; raise an error if not."""
         is_known = optimizer in self._loop.steps or optimizer in self._other_optimizers
         if is_known or not self._watches():
             return
@@ -401,9 +401,9 @@ class Agreement:
         """Describe the loop when the worker function returns, for `difference_at_end`.
 
         It returns None if the run has only one core, or if the weights have changed since the
-        loop's last step. A single core may change its weights, for example when it loads the best
-        weights for a plot. The kernel compares the states, because a core that returns early
-        must not wait for other cores.
+        loop's last step: one core may load the best weights for a plot, and that is no mistake.
+        The kernel compares the states, because a core that returns early must not wait for other
+        cores.
         """
         loop = self._loop
         loop.due = None
@@ -498,7 +498,7 @@ class Agreement:
 
 
 def difference_at_end(everyone: list[dict | None]) -> OutOfSyncError | None:
-    """Return the error for the states from `state_at_end`, by rank; None if they are in sync."""
+    """Return an error if the states from `state_at_end` of all cores differ, otherwise None."""
     if None in everyone or all(state == everyone[0] for state in everyone):
         return None
     compared = []

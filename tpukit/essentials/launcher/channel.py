@@ -24,14 +24,6 @@ _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20  # bytes per read at most; a smaller pickle is written together with its header
 _DEEPEST = 20  # levels to which a value is searched for the part that cannot be pickled
-# pickle raises all of these, for locks, lambdas and deep recursion for example.
-_PICKLING_ERRORS = (
-    pickle.PicklingError,
-    TypeError,
-    AttributeError,
-    NotImplementedError,
-    RecursionError,
-)
 
 
 class SerializationError(TpukitError, TypeError):
@@ -151,7 +143,7 @@ def serialize(value: object) -> list[memoryview]:
     stream = io.BytesIO()
     try:
         _pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    except _PICKLING_ERRORS as error:
+    except Exception as error:  # __reduce__ of a user's class may raise anything
         raise SerializationError(
             f"{_culprit(value)} cannot be pickled: {error}",
             fix="return tensors, arrays, numbers and containers of them",
@@ -213,6 +205,8 @@ def _has_plain_memory(tensor) -> bool:
     """Return whether `Pickler` can send a tensor as its bytes; torch pickles other tensors."""
     import torch
 
+    if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
+        return False
     # A subclass with its own dispatch contains other tensors in place of numbers.
     wraps = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     is_special = tensor.is_nested or tensor.is_quantized or wraps

@@ -92,9 +92,10 @@ class Core:
     def log(self, step: int | None = None, **values: object) -> None:
         """Record numbers of core 0 for the live curve and `Run.log`.
 
-        Calls on other cores have no effect. A logged tensor stays on the device. tpukit copies
-        several of them together, at most four times per second and at the end of a loop. So logging
-        in every step does not make the chip wait. Do not change a logged tensor in place.
+        Calls on other cores have no effect. A logged tensor stays on the device until tpukit copies
+        several of them together: at most four times per second, and at the end of a
+        `core.progress` loop. So logging in every step does not make the chip wait. Do not change a
+        logged tensor in place.
 
         Args:
             step: position on the x axis. None for the step of the last call plus 1; the first
@@ -132,8 +133,8 @@ class Core:
             total: number of items, including `start`. None for `start` plus the iterable's length,
                 if it has one.
             start: number of items that were done before, in a resumed loop.
-            unit: unit of the rate, such as "images". None gives "samples" for `core.batches(...)`.
-                For any other iterable it gives the label if that ends with "s", otherwise "steps".
+            unit: unit of the rate, such as "images". None means "samples" for `core.batches(...)`.
+                For any other iterable, None means the label, if it ends with "s", or else "steps".
         """
         return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
@@ -158,8 +159,8 @@ class Core:
 
         Args:
             module: a `torch.nn.Module`.
-            in_place: move the module itself and return it, without a copy. Use it if a framework
-                has references to the module.
+            in_place: move the module itself and return it, without a copy, for example
+                because a framework has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
                 differ between the cores, such as `["*counts"]`. Begin a pattern with "*", because
                 names of a loop's second model have a prefix. A pattern holds for all models of the
@@ -238,9 +239,9 @@ class Core:
         batches.with_samples()` has the sample numbers of each batch.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
-        the steps per epoch. Each process that reads has its own share of the samples, and starts
-        again at the end of this share. Preferably pass a function that opens share number `share`
-        of `shares`: `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None)`.
+        the steps per epoch. Each process that reads has its own share of the samples. When a share
+        ends, it is read again. Preferably pass a function that opens share number `share` of
+        `shares`: `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None)`.
         If you pass an iterable, each process reads all samples and uses every shares-th; that is
         slow with many processes, and all processes must read the same order. A checkpoint has the
         epoch and the number of steps; a resumed run reads the stream from its start again.
@@ -445,7 +446,7 @@ class Core:
         `random`, `numpy.random`, torch on the CPU. Numbers from these generators differ from run to
         run. So make the model in the notebook, and draw from generators of your own. Random numbers
         of the device, and of a dataset in `core.batches`, follow from the seed as on other chips.
-        For this, with `workers=0` only one of the two cores reads at a time.
+        To make this possible, only one of the two cores reads at a time if `workers` is 0.
 
         Args:
             *words: whole numbers, such as the step.
@@ -613,7 +614,7 @@ class Core:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median time of the last 64 steps on the host, in seconds; None before the first."""
+        """Median seconds per step on the host, of the last 64 steps; None before the first."""
         if not self.internal.step_seconds:
             return None
         return statistics.median(self.internal.step_seconds)

@@ -252,7 +252,7 @@ class CoreInternal:
             self.ends_between_steps = False
 
     def snapshot(self, value: object) -> object:
-        """Return a copy of a value in host memory, which shares no memory with the tensors."""
+        """Copy a value to host memory; the copy shares no memory with the value."""
         import torch
         from torch.utils import _pytree as tree
 

@@ -138,7 +138,7 @@ class WorkerError(TpukitError, RuntimeError):
 
     Attributes:
         rank: the core that failed first or that a hang comes from; 0 if the cores were out of sync.
-        traceback: its traceback as text.
+        traceback: the traceback of that core as text.
         run: the results and the log so far, as a `Run`.
     """
 
@@ -233,9 +233,8 @@ def launch(
             `core.log`, a dict with "step" and the values: `TensorBoardWriter(folder)`,
             `CsvWriter(file)`, `wandb.log`, or for MLflow
             `lambda row: mlflow.log_metrics(row, step=row["step"])`. The function must be fast,
-            because the kernel does not watch the cores meanwhile. If a function raises an error or
-            is interrupted, tpukit prints that and does not call the function again; after an error
-            the run continues.
+            because the kernel does not watch the cores meanwhile. If a function raises an error,
+            tpukit prints the error, does not call the function again, and continues the run.
         matmul_precision: precision of float32 matrix products and convolutions. None for the
             device's own: a TPU rounds their inputs to bfloat16 (8 significant bits) and adds in
             float32; a GPU rounds only the inputs of convolutions, to 11 bits. "high" keeps about
@@ -245,8 +244,8 @@ def launch(
         compile_cache: folder for compiled programs. The next session loads them from it, also on
             another machine of the same kind. In a list of folders, the first is written to and the
             others are only read. False for none; None for the folder of `setup(compile_cache=...)`.
-            Loaded programs are code, so only this user may write to the folder; any other folder is
-            an error. Above 2 GB tpukit removes the least recently used programs. If the runtime
+            Loaded programs are code, so a folder to which other users can write raises an
+            error. Above 2 GB tpukit removes the least recently used programs. If the runtime
             does not support a cache, tpukit prints that and continues.
         shard: "fsdp" for a model that is larger than one chip's memory; None otherwise. All chips
             are then one core of one process, rank 0 of 1. Each chip stores a part of every weight

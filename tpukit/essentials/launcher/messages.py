@@ -118,8 +118,8 @@ class At(NamedTuple):
         rank: the core.
         run: number of the run.
         place: "running", "paused" at a boundary, or "prompt" while the core waits for a function.
-        passed: number of boundaries that the core has passed in this run; while it is running,
-            with the boundary that it is about to pass.
+        passed: number of boundaries that the core has passed in this run. If `place` is "running",
+            the boundary that the core will pass next is included.
         is_clean: True if collectives can be reset after a core has left in the middle of one.
         numbers: checksum of the random state that the cores share; None if they share none.
     """

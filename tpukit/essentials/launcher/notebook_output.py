@@ -80,7 +80,7 @@ class NotebookOutput:
             self.flush()
 
     def flush(self) -> None:
-        """Send the logged rows, and the ends of the loops that logged them."""
+        """Send the logged rows, then the last state of each progress bar that waits for them."""
         if self._rows:
             rows = self._to_host(self._rows)
             self._rows = []

@@ -36,9 +36,10 @@ class RandomNumbers:
         # not restore an earlier state.
         self._can_restore = not core.backend.shares_process
         self.fits = 0
-        self._forget()
+        self._begin(())
 
-    def _forget(self) -> None:
+    def _begin(self, words: tuple[int, ...]) -> None:
+        self._words = words  # of `start`
         self.seeded = 0
         # Whether the cores draw the same numbers outside of steps; False after `seed`.
         self._shared = self._core.world_size > 1 and self._can_restore
@@ -52,19 +53,19 @@ class RandomNumbers:
             *words: numbers that are mixed into the run's seed, such as the number of the run if a
                 session seeds again.
         """
-        self._forget()
+        self._begin(words)
         self._core.backend.seed(seed_in_turn((self._core.internal.seed_of_launch, *words)))
 
     def end_run(self, run: int) -> None:
-        """Begin anew at the end of a session's run, if its function has called `seed`."""
+        """Seed all cores alike after a run of a session, if the run has called `seed`."""
         if self._core.world_size > 1 and self._can_restore and not self._shared:
             self.start(run + 1)
 
     def checksum(self) -> int | None:
         """Return a checksum of the host's generators, to compare it between the cores.
 
-        Outside of steps all cores must have the same checksum. It is None if they need not: after
-        `seed`, on one core, or if cores are threads of a process.
+        Outside of steps all cores must have the same checksum. The result is None if there is
+        nothing to compare: after `seed`, on one core, or if cores are threads of a process.
         """
         if not self._shared:
             return None
@@ -107,9 +108,8 @@ class RandomNumbers:
         seeded = self.seeded
         self._shared = False  # nested blocks draw from the same numbers
         if self._own is None:
-            self._core.backend.seed(
-                seed_in_turn((self._core.internal.seed_of_launch, self._core.rank))
-            )
+            seed = self._core.internal.seed_of_launch
+            self._core.backend.seed(seed_in_turn((seed, *self._words, self._core.rank)))
         else:
             restore_random_states(self._own)
         try:

@@ -89,8 +89,8 @@ class Session(contextlib.AbstractContextManager):
     Args:
         cores, device, backend: as `launch`.
         seed: seed of all random numbers, by default 0; None for `torch.initial_seed()` of the
-            notebook. The random sequence continues from run to run. After a run that has called
-            `core.seed` or `core.same_seed`, several cores begin anew.
+            notebook. The random sequence continues from run to run. Exception: with several cores,
+            a call of `core.seed` or `core.same_seed` starts a new sequence for the next run.
         limits: as `launch`.
         progress: the display of the session's start, as `launch`.
         matmul_precision, compile_cache, shard: as `launch`.
@@ -200,7 +200,7 @@ class Session(contextlib.AbstractContextManager):
         they are now. Keep large data in `core.state`, because a call can send at most 64 MB.
 
         After an exception or an interrupt, tpukit waits until all cores have left the function:
-        3 seconds, or 8 if the function has called `fit`. Then the session continues, with
+        at most 3 seconds, or 8 if the function has called `fit`. Then the session continues, with
         `core.state` as the cores left it. tpukit clears the gradients of the unfinished step and
         seeds the random numbers again. If a core has not left the function, the session ends; this
         happens if the core waits inside a compiled step for a core that raised. On v2 and v3 it

@@ -212,7 +212,7 @@ def sigchld_reset_after() -> Iterator[None]:
 
 
 def raise_in_thread(thread: int, exception: type[BaseException] | None = Terminated) -> None:
-    """Raise an exception in a thread of this process, as soon as it runs Python again.
+    """Raise an exception in another thread of this process, when that thread next runs Python.
 
     Args:
         thread: `threading.get_ident()` of the thread.
