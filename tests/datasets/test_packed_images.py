@@ -340,7 +340,9 @@ def test_files_that_were_left_out_and_are_whole_now_are_noticed(
     for row in (7, 30, 41):
         shutil.copy(table["path"][row], spoilt["path"][row])
     if finished:
-        with pytest.raises(FileExistsError, match="left out as damaged and are whole now") as error:
+        with pytest.raises(
+            FileExistsError, match="that were damaged then and are intact now"
+        ) as error:
             pack(spoilt, tmp_path / "new", damaged="skip", **HOW)
         eval(error.value.fix.partition(": ")[2], {"shutil": shutil})
     again = pack(spoilt, tmp_path / "new", damaged="skip", **HOW)

@@ -454,6 +454,15 @@ def test_an_option_that_slices_do_not_have_is_refused_before_anything_is_written
     assert not (tmp_path / "records").exists()
 
 
+def test_columns_and_folders_may_be_generators(made, tmp_path):
+    columns = (name for name in ["central_pe"])
+    folders = (tmp_path / name for name in ["records"])
+    records = pack_dicom(
+        made / "train", folders, read_labels(made), size=16, columns=columns, **QUIET
+    )
+    assert (records.folder.name, records.names) == ("records", ["central_pe"])
+
+
 def test_another_window_does_not_overwrite_a_pack(made, tmp_path):
     pack_dicom(made / "train", tmp_path / "records", size=16, **QUIET)
     with pytest.raises(FileExistsError, match=r"window None, asked for \[100.0, 700.0\]\n  fix:"):

@@ -198,12 +198,13 @@ def test_exams_without_a_patient_are_patients_of_their_own(tmp_path, capsys):
     assert (found["patient"] == found["StudyInstanceUID"]).all()
 
 
-def test_a_pack_has_the_labels_of_any_name(folder, tmp_path):
+def test_a_pack_has_the_labels_of_any_name(folder, tmp_path, capsys):
     table = pe.read_exams(folder, labels(folder), series="soft", **QUIET)
     records = pe.pack_dicom(
         folder, tmp_path / "pack", table, size=32, columns=["embolus"], progress="off"
     )
     assert records.names == ["embolus"]
+    assert "classes=" not in capsys.readouterr().out, "pack_dicom has no such argument"
     assert records.labels[:, 0].tolist() == table["embolus"].iloc[records.rows].tolist()
     with pytest.raises(ValueError, match=r"columns=\[\"embolus\"\]"):
         pe.pack_dicom(folder, tmp_path / "other", table, size=32, progress="off")

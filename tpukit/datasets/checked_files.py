@@ -50,7 +50,7 @@ def npy(array) -> bytes:
 
 
 def size_and_checksum(data: bytes) -> dict:
-    """Return size and checksum of a file's contents, the `expected` of `find_fault`."""
+    """Return size and checksum of a file's contents, in the form that `find_fault` expects."""
     return {"bytes": len(data), "crc": zlib.crc32(data)}
 
 

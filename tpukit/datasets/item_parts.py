@@ -183,8 +183,8 @@ def _check_mask(mask, image) -> None:
         raise InvalidValueError(
             f"the array of shape {tuple(mask.shape)} beside the image is not a mask, but may be "
             "boxes, points or one-hot labels",
-            fix="for as many boxes or points in every image, one row of numbers: "
-            "boxes.reshape(-1); for one-hot labels, the class: one_hot.argmax()",
+            fix="if all images have the same number of boxes or points, return them as one row: "
+            "boxes.reshape(-1); for one-hot labels, return the class: one_hot.argmax()",
         )
 
 

@@ -326,8 +326,8 @@ class Items:
         """Return a SHA-256 digest, by which a later call recognises the same items.
 
         For a list, the digest covers all items; for a stream, the first item. For a dataset, it
-        covers at most a hundred items, because reading all would take as long as packing them, and
-        all labels that can be read without the images, such as `dataset.targets`.
+        covers at most a hundred items, and all labels that can be read without the images, such as
+        `dataset.targets`. Reading all items would take as long as packing them.
         """
         if not self.by_number:
             chosen = [self.first]

@@ -45,7 +45,7 @@ def join(image: bytes, mask: bytes) -> bytes:
     """Return the files of an image and its mask as one item.
 
     The decoder turns the image by its EXIF orientation. A mask without EXIF must be turned in the
-    same way. `join` does this if the mask has the shape that the image has before it is turned.
+    same way. `join` turns the mask if its shape is that of the image before turning.
 
     Raises:
         ValueError: the EXIF data turn the image, and its shape does not show whether the mask is

@@ -101,7 +101,8 @@ class PackSource:
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
         arguments: for a folder or a CSV file, the result of `arguments_of`. A later call compares
-            it if the source no longer exists. For another source, an entry that no path has.
+            it if the source no longer exists. For other sources, which cannot be compared, a dict
+            that differs from every result of `arguments_of`.
     """
 
     facts: dict

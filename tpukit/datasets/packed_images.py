@@ -189,7 +189,8 @@ class PackedImages(StoredImages):
         """
         import numpy
 
-        if self.classes or len(self.names) != 1:
+        # `pack_dicom`, whose packs have the entry "pixels", has no argument classes=.
+        if self.classes or len(self.names) != 1 or "pixels" in self.made:
             return None
         values = numpy.unique(self._stored_labels[:, 0])
         # Ages or counts are whole numbers too, but have many values or large ones.

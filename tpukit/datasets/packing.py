@@ -386,7 +386,7 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
         repaired = _repaired(described, target, packed.skipped, noted=target.folder)
         if repaired:
             raise target.another(
-                "one without images that were left out as damaged and are whole now, such as "
+                "it was packed without images that were damaged then and are intact now, such as "
                 f"{repaired}"
             )
     elif described.is_stream:

@@ -89,7 +89,7 @@ class Names:
 
 
 def printable(text: str) -> str:
-    """Return a text that `print` accepts: without the bytes of names that are not UTF-8."""
+    """Escape the bytes of a text that are not UTF-8, such as a file name's, for `print`."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -58,9 +58,9 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list[tuple]:
     """Divide images into folds that share no group; each fold is the validation part once.
 
-    Like scikit-learn's StratifiedGroupKFold, it assigns one group after the other; here an image
-    may have several labels. The first is the group with the largest share of all images or of a
-    class. Each group gets the fold that has the fewest images of the same classes.
+    Groups are assigned to folds one after the other, as by scikit-learn's StratifiedGroupKFold, but
+    images may have several labels. The group with the largest share of all images or of a class is
+    assigned first. Each group is assigned to the fold with the fewest images of its classes.
 
     Args:
         groups: (N,) int, the group of each image.

@@ -1,18 +1,17 @@
 """Baselines for exam networks: pooled answers of slices, and answers without any image."""
 
-from tpukit.pe.challenge import IMAGE, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
+from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Predict each exam label as the mean of its probabilities; those of images do not change.
+    """Predict each exam label as the mean of its probabilities over the exam's images.
 
     Args:
         table: a table with one row per image, with StudyInstanceUID and SOPInstanceUID.
         probabilities: (N, 10), the probabilities of the `LABELS` for each row of the table.
 
     Returns:
-        A table of probabilities, as from `ExamSequences.table`.
+        A table of probabilities, as from `ExamSequences.table`. The image label is unchanged.
     """
     import numpy as np
 

@@ -14,14 +14,13 @@ The result is the version with the smaller loss against the answers before the c
 from tpukit.pe.challenge import (
     EXAM_WEIGHTS,
     IMAGE_WEIGHT,
-    STUDY,
     WEIGHTS,
     Exams,
     exams_of,
     image_share,
     log_loss,
 )
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.labels import EXAM_LABELS, LABELS, STUDY
 from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_rules
 
 _NO = 0.5  # the largest probability that counts as a no
@@ -65,7 +64,7 @@ def make_consistent(table):
 
     For each exam that breaks a rule, there are two candidates: the nearest version without an
     embolus, and the nearest version with one. In both, each answer is unchanged or moves just
-    across 0.5. `make_consistent` computes the loss of both as if the unchanged answers were true,
+    across 0.5. `make_consistent` computes the loss of both as if the original answers were true,
     and chooses the version with the smaller loss, like the published solution of the challenge's
     winner. Exams that break no rule do not change.
 
@@ -98,7 +97,7 @@ def make_consistent(table):
 
 
 def _cost(exams: Exams, version: Exams):
-    """Return the loss that a version adds per exam, (E,), if the unchanged answers were true."""
+    """Return the loss that a version adds per exam, (E,), if the original answers were true."""
     answers = log_loss(exams.answers, version.answers) - log_loss(exams.answers, exams.answers)
     images = log_loss(exams.images, version.images) - log_loss(exams.images, exams.images)
     return answers @ WEIGHTS + IMAGE_WEIGHT * image_share(exams) * exams.sums(images)

@@ -60,7 +60,7 @@ def index_dicom(
     The header identifies the image of a file, so the names of files do not matter. The position is
     in mm, from the feet to the head, by ImagePositionPatient and not by InstanceNumber. Files
     without a row in the labels, and files of another modality than CT, are ignored, and their
-    number is printed. `check_exams` lists what is unusual in a single table.
+    number is printed. To find unusual series, pass the result to `check_exams`.
 
     Args:
         labels: the table of `read_labels`, or the competition's test.csv. Only the identifiers of

@@ -83,7 +83,7 @@ def pack_dicom(
         labels: the table of `read_labels` or `read_exams`, or some of its rows, joined by
             SOPInstanceUID; None to pack all slices without labels. Images without a row are left
             out. Tables of `index_dicom` and `read_exams` have the file and position of each image.
-            With others, `pack_dicom` reads all headers, and prints what is unusual about series.
+            For other tables, `pack_dicom` reads all headers, and prints the unusual series.
         window: None for the lung, embolism and mediastinal windows of a slice as red, green and
             blue. Or one window: a name ("lung", "embolism", "mediastinum") or (level, width) in
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
@@ -126,6 +126,8 @@ def pack_dicom(
     """
     sizes = list(size) if isinstance(size, Sequence) and len(size) else [size]
     sizes = [whole_number("size", pixels, 1) for pixels in sizes]
+    columns = list(columns)  # a generator could be used only once, as for the folders
+    places = [to] if isinstance(to, str | os.PathLike) else list(to)
     check_arguments(damaged, options, size=sizes[0])
     options = _own_options(options)
     load_pydicom()
@@ -142,7 +144,7 @@ def pack_dicom(
     if indexed is not None:
         names = sorted(indexed)
     else:
-        names = _files_outside(folder, to)
+        names = _files_outside(folder, places)
     settings = {"pixels": sizes[0], "window": _window(window), "form": form}
     # Only settings that have an effect, so that calls which differ in another one share a pack.
     if form == "jpeg":
@@ -155,7 +157,7 @@ def pack_dicom(
         folder=folder,
         names=names,
         labels=labels,
-        columns=list(columns),
+        columns=columns,
         indexed=indexed,
         settings=settings,
         share=share_of(damaged),
@@ -164,7 +166,7 @@ def pack_dicom(
     )
     return pack_described(
         slices.source(),
-        to,
+        places,
         [{**settings, "pixels": pixels} for pixels in sizes],
         size=None,
         damaged=damaged,
@@ -208,9 +210,8 @@ def _check_form(form: str, *, quality: int, missing: str, crop: str | None, wind
         )
 
 
-def _files_outside(folder, to) -> list[str]:
-    """Return the DICOM files of the folder, without the files of packs inside the folder."""
-    places = [to] if isinstance(to, str | os.PathLike) else to
+def _files_outside(folder, places: list) -> list[str]:
+    """Return the DICOM files of the folder, without the files of packs at places inside it."""
     packs = tuple(os.path.relpath(place, folder) + os.sep for place in places)
     return [name for name in find_files(folder) if not name.startswith(packs)]
 

@@ -117,7 +117,7 @@ class Slices:
 def bytes_at_most(plan: dict) -> int:
     """Return a number of bytes that no JPEG of a real slice exceeds: the bytes of its pixels.
 
-    Even a JPEG of evenly distributed noise, at quality 95, has 0.86 of these at 64 x 64 pixels.
+    Even a JPEG of uniform noise, 64 x 64 pixels at quality 95, has only 0.86 times this number.
     """
     channels = 3 if plan["form"] == "jpeg" else 2
     return plan["pixels"] ** 2 * channels

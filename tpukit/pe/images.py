@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         and `position` (int, 0 for the first slice of a series).
 
     Raises:
-        FileNotFoundError: no folder, no image in it, or a row without a file ("drop": all rows).
+        FileNotFoundError: no folder or image exists, or a row (with "drop": every row) has no file.
         ValueError: two files have the name of the same image.
     """
     check_missing(missing)

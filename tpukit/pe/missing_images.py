@@ -68,7 +68,7 @@ def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
         missing, folder, call: as for `leave_out`.
 
     Returns:
-        The headers of the labelled images, and the row of each header in the labels, ascending.
+        The headers of labelled images in the order of the labels, and the row number of each.
     """
     import numpy
 

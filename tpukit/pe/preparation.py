@@ -117,7 +117,7 @@ class Preparation:
         return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices with the same settings; `image_size` is for `PackedImages(to, size)`.
+        """Pack other slices with these settings; decode by `PackedImages(to, size=image_size)`.
 
         Args:
             folder, to, labels: as for `pack_dicom`.

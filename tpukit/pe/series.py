@@ -471,9 +471,9 @@ def series_numbers(headers):
 def arrange(headers) -> tuple:
     """Sort slices by series, and within each series along the body.
 
-    The order does not depend on how the patient lay, and on InstanceNumber only for slices at equal
-    positions. Slices without a position, or with another orientation than most of their series,
-    come first in their series, sorted by InstanceNumber.
+    The order does not depend on how the patient lay. InstanceNumber decides only between slices at
+    equal positions. Slices without a position, or with another orientation than most slices of the
+    series, come first in the series, sorted by InstanceNumber.
 
     Args:
         headers: (N,) of `header_type`.

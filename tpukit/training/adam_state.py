@@ -22,9 +22,10 @@ _UNUSUAL = ("amsgrad", "capturable", "differentiable", "fused")
 
 @contextlib.contextmanager
 def adam_state_created(core, optimizer) -> Iterator[None]:
-    """Create Adam's state before the optimizer step in this block, not in the step.
+    """Create Adam's state at the start of a block that runs an optimizer step.
 
-    After the block, parameters that had no gradient in the step have no state, as with PyTorch.
+    The step then need not create it. At the end of the block, the state of parameters that had no
+    gradient is deleted, because PyTorch creates no state for them.
 
     Args:
         core: this core.

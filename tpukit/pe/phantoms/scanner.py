@@ -223,7 +223,7 @@ def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
 
 
 def draw_wall(canvas: Canvas):
-    """Paint table, skin, fat and muscle; return the distance to the inside of the rib cage."""
+    """Paint the couch, skin, fat and muscle; return the distance to the inside of the rib cage."""
     p = canvas.patient
     z = canvas.z
     width = p.measure("body_width", z) + p.fat
