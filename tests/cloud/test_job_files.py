@@ -26,6 +26,16 @@ def test_hidden_files_and_keys_are_refused_in_a_folder_and_sent_by_name(tmp_path
     assert list(named_files(tmp_path, [f"project/{name}"])) == [f"project/{name}"]
 
 
+def test_a_requirements_file_of_a_windows_editor_is_checked_from_its_first_line(tmp_path):
+    path = tmp_path / "requirements.txt"
+    path.write_bytes(b"\xef\xbb\xbftorch==2.5.0\r\n")
+    with pytest.raises(ValueError, match="line 1 of requirements.txt contradicts torch==2.9.0"):
+        read_requirements(path, ["torch==2.9.0"])
+    path.write_bytes("# größer\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="requirements.txt is not UTF-8"):
+        read_requirements(path, [])
+
+
 def test_a_key_is_known_by_its_content_too(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/my-project-1234.json").write_text(

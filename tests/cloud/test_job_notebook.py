@@ -9,6 +9,7 @@ import pytest
 
 from tpukit.cloud.job_files import find_secret, refuse_secret
 from tpukit.cloud.job_notebook import check_parameters, parse_parameters, read_notebook
+from tpukit.essentials.display import TpukitError
 
 DEFAULTS = "preset = 'cpu'\nlr: float = 1e-3\nepochs = 1\nnames = []\na, b = 1, 2\nfold = None\n%matplotlib inline"
 
@@ -32,6 +33,25 @@ def test_outputs_and_cells_of_an_earlier_run_are_not_sent(make_notebook):
     assert (
         sent.metadata.kernelspec.name == "python3"
     )  # the kernel "mine" exists on the caller's machine only
+
+
+def test_a_byte_order_mark_of_an_editor_is_no_error(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_bytes(b"\xef\xbb\xbf# %%\nx = 1\n")
+    assert b'"x = 1"' in read_notebook(path).content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("# Zählung\n".encode("latin-1"), "train.py is not UTF-8"),
+        (b"# %% tags=[parameters]\nn = 1\n", "tags of a cell(.|\n)*tags=.parameters.(.|\n)*fix:"),
+    ],
+)
+def test_a_script_that_cannot_be_read_is_refused_by_its_name(tmp_path, content, message):
+    (tmp_path / "train.py").write_bytes(content)
+    with pytest.raises(TpukitError, match=message):
+        read_notebook(tmp_path / "train.py")
 
 
 def test_an_empty_cell_of_a_script_counts_in_the_numbers_of_cells(tmp_path):

@@ -104,9 +104,9 @@ def _key(compiler: str, flags: Iterable[str], files: Iterable[Path]) -> str:
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder for compiled code; create it if it does not exist.
 
-    It is XDG_CACHE_HOME/tpukit; without this variable, HOME/.cache/tpukit. If other users can write
-    to that folder, or this user cannot, it is a folder of this user in the temporary folder. Only
-    this user may write, because tpukit loads the files as code.
+    The folder is XDG_CACHE_HOME/tpukit; without this variable, HOME/.cache/tpukit. Only this user
+    may write to the folder, because tpukit loads the files as code. If others can write to it, or
+    this user cannot, this function uses a folder in the temporary folder instead.
 
     Raises:
         BuildError: none of the folders can be used.

@@ -120,12 +120,13 @@ def submit(
     secrets: Mapping[str, str] | None = None,
     options: JobOptions | None = None,
 ) -> "Job":
-    """Check a notebook or a script, print what is sent, and send it; return its `Job` at once.
+    """Check a notebook or a script, print what is sent, send it, and return its `Job`.
 
-    The notebook runs from top to bottom in a new kernel, in a working directory with the files of
-    `files`. Every few seconds, the job copies new and changed files of this directory into its
-    folder in `bucket`, but no links. If the platform starts the job again, the copies are restored,
-    and `fit(..., checkpoints="run")` continues from its checkpoints.
+    `submit` does not wait for the machine. The notebook runs from top to bottom in a new kernel, in
+    a working directory with the files of `files`. Every few seconds, the job copies new and changed
+    files of this directory into its folder in `bucket`, but no links. If the platform starts the
+    job again, the copies are restored, and `fit(..., checkpoints="run")` continues from its
+    checkpoints.
 
     Args:
         notebook: the path of an .ipynb or .py file. A script with cells (`# %%`) becomes a

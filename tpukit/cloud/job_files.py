@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
@@ -54,7 +54,7 @@ _SHORTEST_ALLOWED = 8  # characters; a shorter text in not_secret could be part 
 
 
 def named_files(
-    folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()
+    folder: Path, named: Sequence[str | os.PathLike], *, not_secret: Sequence[str] = ()
 ) -> dict[str, Path]:
     """Return the paths of the files to send, by their paths relative to the notebook's folder.
 
@@ -161,12 +161,12 @@ def read_requirements(
 
     Raises:
         PathNotFoundError: the file does not exist.
-        InvalidValueError: a line refers to a file of this machine, contradicts one of `packages`,
-            contains a secret, or installs JAX without libtpu.
+        InvalidValueError: the file is not UTF-8; or a line refers to a file of this machine,
+            contradicts one of `packages`, contains a secret, or installs JAX without libtpu.
     """
     if not path.is_file():
         raise PathNotFoundError(f"no such file: {path}", fix='requirements="requirements.txt"')
-    text = path.read_text(encoding="utf-8")
+    text = read_utf8(path)
     refuse_secret(text, path.name, allowed=not_secret)
     pins = dict(line.partition(";")[0].split("==") for line in packages if "==" in line)
     for number, line in enumerate(text.splitlines(), start=1):
@@ -180,6 +180,19 @@ def read_requirements(
             )
         _check_requirement(line, place, pins)
     return text.encode()
+
+
+def read_utf8(path: Path) -> str:
+    """Return the text of a file, without the byte order mark that some editors write.
+
+    Raises:
+        InvalidValueError: the file is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        fix = "save it as UTF-8 in your editor"
+        raise InvalidValueError(f"{path.name} is not UTF-8", found=error, fix=fix) from None
 
 
 def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:

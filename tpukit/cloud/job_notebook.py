@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.cloud.job_files import refuse_secret
+from tpukit.cloud.job_files import read_utf8, refuse_secret
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import load_notebook
 
@@ -64,8 +64,8 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
 
     Raises:
         PathNotFoundError: the file does not exist.
-        InvalidValueError: the file is not a notebook or script in Python, a cell is not valid
-            Python, or a cell contains text that looks like a secret.
+        InvalidValueError: the file is not a notebook or script in Python, a script is not UTF-8,
+            a cell is not valid Python, or a cell contains text that looks like a secret.
     """
     if path.suffix not in (".ipynb", ".py"):
         raise InvalidValueError(
@@ -80,7 +80,7 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
     if path.suffix == ".py":
         # A script without cells becomes a single cell that runs the file, so the check of the cells
         # below would not find a secret in its text.
-        text = path.read_text(encoding="utf-8")
+        text = read_utf8(path)
         refuse_secret(text, path.name, allowed=not_secret)
         book = _of_script(text, path.name)
         script = None if _PERCENT.search(text) else path
@@ -194,9 +194,21 @@ def _of_script(text: str, name: str) -> dict:
             kind = "markdown"
             # The text of such a cell is a comment in the script.
             source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
-        tags = re.search(r"tags=(\[[^\]]*\])", match[1])
-        cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
+        cells.append(_cell(kind, source, tags=_tags_of_line(match[0], name)))
     return _book(cells)
+
+
+def _tags_of_line(line: str, name: str) -> list[str]:
+    """Return the tags in the line `# %% tags=["parameters"]` of a script."""
+    found = re.search(r"tags=(\[[^\]]*\])", line)
+    try:
+        return ast.literal_eval(found[1]) if found else []
+    except (ValueError, SyntaxError):
+        raise InvalidValueError(
+            f"the tags of a cell of {name} are not a list of texts",
+            found=line,
+            fix='# %% tags=["parameters"]',
+        ) from None
 
 
 def _book(cells: list[dict]) -> dict:

@@ -64,7 +64,7 @@ class LocalTarget:
     def cancel(self, handle: dict) -> None:
         """Interrupt the cell, and wait until it has saved and the job's processes have ended.
 
-        If the first process of the job does not end in time, all its processes are killed.
+        If the first process of the job does not end in time, all processes of the job are killed.
         """
         # Twice the grace period, because after it the runner ends the kernel and copies results.
         waits = (

@@ -166,7 +166,7 @@ class Target(Protocol):
     name: str
 
     def start(self, plan: JobPlan) -> dict:
-        """Start one machine and return its handle at once.
+        """Ask for one machine and return its handle, without waiting for the machine.
 
         If a machine for the same name and digest exists, because an earlier answer was lost, the
         call returns the handle of that machine. If that machine was lost, or the platform's job is

@@ -55,7 +55,7 @@ def health(
     Without a name, `health` checks the chips, their device nodes, the processes that use them, the
     environment variables and the versions. Then every core multiplies matrices, and the results
     are summed over all cores. This computation runs in worker processes, so you can still call
-    `launch` afterwards. If there is no chip, CPU processes compute, and a finding warns of this.
+    `launch` afterwards. If there is no chip, GPUs or CPU processes compute, and a finding warns.
 
     With a name, `health` asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
     STARTING, `health` waits and prints the state. The API does not list the TPUs of Colab and
@@ -130,7 +130,7 @@ def local_health(
     # The computation would only fail for the same reasons, perhaps after a long wait.
     failures = [finding.name for finding in findings if finding.state == "failure"]
     if failures:
-        fact = f"not tried: it would fail for {', '.join(dict.fromkeys(failures))}"
+        fact = f"not tried, because there are failures: {', '.join(dict.fromkeys(failures))}"
         fix = "apply the fixes of the failures, and check again"
         findings.append(Finding("computation", "warning", fact, fix))
     else:

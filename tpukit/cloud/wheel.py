@@ -24,7 +24,8 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: tpukit\nRoot-Is-Purelib: true\nTag: py3
 def tpukit_wheel(package: Path = _PACKAGE) -> bytes:
     """Return the bytes of the wheel; the same files give the same bytes.
 
-    No build tool is used, because it would have to be downloaded.
+    The files are read only once per process. No build tool is used, because it would have to be
+    downloaded.
 
     Args:
         package: the folder of tpukit.

@@ -313,7 +313,7 @@ def _curve(truth, rank, weights) -> _Curve:
 
 
 class Thresholds(NamedTuple):
-    """For each rank that occurs, from the highest down: the samples with this rank or more."""
+    """For each rank that occurs, from the highest down: the weight of samples at or above it."""
 
     rank: np.ndarray
     positive: np.ndarray  # total weight of the positive samples

@@ -171,8 +171,8 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
         raise InvalidValueError(
             f"{len(missing)} of {count} samples have no group",
             found=f"the first is sample {missing[0]}",
-            fix="give each sample a group; or index labels, probabilities and groups with a mask: "
-            "groups.notna()",
+            fix="give each sample a group; or leave these samples out: "
+            "keep = pandas.notna(groups); labels[keep], probabilities[keep], groups[keep]",
         )
     return numbers
 

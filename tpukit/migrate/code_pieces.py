@@ -47,7 +47,8 @@ def split_lines(text: str) -> list[str]:
 class Piece:
     """A piece of code that is parsed on its own: a cell, a script, or a cell inside a string.
 
-    A cell inside a string is the last argument of `get_ipython().run_cell_magic`, by nbconvert.
+    In scripts from nbconvert, a cell with a magic is a string: the last argument of
+    `get_ipython().run_cell_magic`.
 
     Attributes:
         text: the code as it is in the file.

@@ -146,8 +146,8 @@ class Names:
     def binding(self, node: ast.AST) -> Binding | None:
         """Return the binding of the first part of a name, `a` of `a.b.c`; None if there is none.
 
-        If several scopes bind this part, the innermost scope counts. If this scope binds it several
-        times, the last binding before the name counts; without one, the last binding after it.
+        If several scopes bind this part, the innermost scope counts. Of several bindings in this
+        scope, the last one before `node` counts; if none is before `node`, the last one after it.
         """
         root = dotted(node).partition(".")[0]
         everywhere = self.bindings.get(root, [])

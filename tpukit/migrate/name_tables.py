@@ -63,7 +63,7 @@ def parts_of(full: str) -> list[str]:
 
 
 def longest_part(full: str, names: Mapping) -> str:
-    """Return the longest of the `parts_of` a name that is in a table; "" if none is."""
+    """Return the longest name of `parts_of(full)` that is in a table; "" if none is."""
     return next(filter(names.__contains__, parts_of(full)), "")
 
 
@@ -119,8 +119,8 @@ def _installed() -> str:
 def dead_part(full: str) -> str:
     """Return a name up to its first part that torch_xla lacks; "" if no part is missing.
 
-    torch_xla has a part if 2.8 and 2.9 both have it, or the installed one of these. The attributes
-    of a class are not checked.
+    A part is missing if torch_xla 2.8 or 2.9 lacks it. It is not missing if one of these two is
+    installed and has it. The attributes of a class are not checked.
     """
     if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
         return full  # the package's name of 2019, and modules that torch never had

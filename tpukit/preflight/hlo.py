@@ -107,8 +107,8 @@ class Array:
 
     Attributes:
         minor_to_major: the dimensions from the one that changes fastest in memory to the slowest.
-        tiles: the sizes of a tile; the last size is for the dimension that changes fastest. Each
-            dimension with a size is padded to a multiple of this size. Empty without padding.
+        tiles: the sizes of a tile; the last size is for the dimension that changes fastest. A
+            dimension is padded to a multiple of its tile size. Empty without padding.
         in_hbm: False if the array is in the core's on-chip memory.
         is_dynamic: True if a dimension has only an upper bound.
         width: the bytes per element.

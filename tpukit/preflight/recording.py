@@ -100,7 +100,7 @@ class Recording:
             `graphs` is the step for the largest shape.
         recompiled: the number of graphs that were compiled after the second step, without those for
             other batch shapes.
-        reason: the difference that caused the first recompilation, and the fix; two "" if
+        reason: (the difference that caused the first recompilation, its fix); ("", "") if
             `recompiled` is 0.
         places: the Python calls to which scopes in the graphs refer; see `scopes`.
         counters: torch_xla's counters after the recorded steps, by name. Names that begin with

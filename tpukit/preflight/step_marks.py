@@ -53,7 +53,7 @@ class StepMarks:
     def are_steady(self) -> bool:
         """Return whether the last step has repeated often, and every optimizer has stepped.
 
-        After `PATIENCE` training steps, optimizers that have never stepped are ignored.
+        After more than `PATIENCE` marks, optimizers that have never stepped are ignored.
         """
         if not is_steady(cycles(read_log(self._log), self.all)):
             return False

@@ -31,7 +31,7 @@ class Profile:
         self._span = contextlib.ExitStack()
 
     def mark(self) -> None:
-        """End a step of the recording and begin the next step. `core.step` calls it at its end."""
+        """End a step of the recording and begin the next; called after each `core.step` block."""
         self._span.close()
         self._span.enter_context(self._trace.step(self._begun))
         self._begun += 1

@@ -21,7 +21,7 @@ class Tpu:
         name: the usual name, such as "v5e-8".
         generation: the generation, such as "v5e".
         chips: number of chips.
-        cores: number of devices that PyTorch sees; each has its own worker.
+        cores: number of devices that PyTorch sees; each runs the worker function.
         hbm: bytes of device memory (HBM) per core.
         flops: peak of bfloat16 floating-point operations per second and core.
         bandwidth: peak of bytes per second and core, between a core and its memory.
@@ -107,7 +107,8 @@ def find_tpu(
     if known in TPUS:
         fact = f"{without} {known}"
     if size.isdigit() and int(size) > _MOST_CHIPS and generation in GENERATIONS:
-        fact = f"{name} is no TPU of one host, and tpukit works with those only"
+        fact = f"{name} is no TPU of one host; only those are supported here"
+        known = f"{generation}-{_MOST_CHIPS}"
     # If no name is similar, recommend Kaggle's machine.
     nearest = difflib.get_close_matches(known, among, n=1) or ["v5e-8"]
     raise InvalidValueError(

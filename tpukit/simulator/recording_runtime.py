@@ -115,7 +115,7 @@ class RecordingTpu(_Recording, Tpu):
 
     @staticmethod
     def part_of(shape: tuple) -> tuple:
-        """Return the shape of this core's part of a batch: this core gets the whole batch."""
+        """Return `shape`, because a single core gets the whole batch."""
         return shape
 
 
