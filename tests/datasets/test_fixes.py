@@ -1033,6 +1033,11 @@ def test_the_fixes_work_for_labels_of_no_class():
         quietly(table, labels="kind", classes=["cat", "dog"])
     quietly(table, labels="kind", classes=["cat", "dog", "emu"])
     quietly(table.assign(kind=[0, 1, 0, 1]), labels="kind", classes=["cat", "dog"])
+    table = table_of(kind=["cat", 7, "cat", 7])
+    with fixes("label_arrays: label {} of row {} is not one of the classes") as fix:
+        quietly(table, labels="kind")
+    exec(fix.text.partition(": ")[2], {"table": table})
+    assert quietly(table, labels="kind").classes == ["7", "cat"]
 
     table = table_of(species=["dog", "Dog ", "dog", "cat"])
     with fixes("label_arrays: two classes look like one") as fix:

@@ -470,6 +470,12 @@ def test_numbers_in_a_column_of_objects_are_labels_and_a_missing_one_is_named(tm
         images.labels = column.where(column > 1, None)
 
 
+def test_groups_in_a_tensor_have_the_names_of_its_numbers(tmp_path):
+    items = [(picture(number), number % 2) for number in range(4)]
+    images = quietly(items, tmp_path / "out", groups=torch.tensor([7, 7, 8, 8]))
+    assert images.group_names == ["7", "8"]
+
+
 def test_labels_of_a_folder_and_of_items_have_one_row_per_file_or_item(tmp_path):
     folder_of(tmp_path / "in", "a/0.png", "a/1.png", "b/2.png")
     for number, source in enumerate((tmp_path / "in", Pictures(targets=[0, 0, 1]))):

@@ -311,11 +311,14 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
             )
         if value not in numbers:
             more = ", ..." if len(classes) > _SHOWN else ""
-            numbers_instead = "if labels are numbers, use whole numbers from 0"
+            fix = "list all names in classes=; or, if labels are numbers, use whole numbers from 0"
+            has_words = any(isinstance(other, str) for other in values)
+            if has_words and not isinstance(value, str):
+                fix = f"make words of all values: table[{name!r}] = table[{name!r}].astype(str)"
             raise InvalidValueError(
                 f"label {name!r} of row {row} is not one of the classes",
                 found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",
-                fix=f"list all names in classes=; or, {numbers_instead}",
+                fix=fix,
             )
 
 
@@ -426,6 +429,8 @@ def as_list(values) -> list:
     """Return the values of a column; for Arrow strings this is four times as fast as `list`."""
     if hasattr(values, "iloc"):
         return values.to_numpy(object).tolist()
+    if hasattr(values, "detach"):  # a tensor, whose items have no text of their own
+        return values.tolist()
     return list(values)
 
 

@@ -1,7 +1,6 @@
 """Baselines for exam networks: pooled answers of slices, and answers without any image."""
 
-from tpukit.pe.challenge import IMAGE, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
+from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_yes_or_no
 
 
 def pool_slices(table, probabilities):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tpukit.essentials.display import InvalidValueError, counted
 from tpukit.metrics import FEW, count_groups
-from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, match_tables
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.challenge import IMAGE_WEIGHT, image_share, log_loss, match_tables
+from tpukit.pe.labels import EXAM_LABELS, LABELS, STUDY
 
 _LEAST = 1e-12  # probabilities are clipped to at least this, and at most 1 minus this
 # The bounds of a temperature. A lower one would make all answers 0 or 1, a higher one all 0.5.

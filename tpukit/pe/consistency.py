@@ -14,14 +14,13 @@ The result is the version with the smaller loss against the answers before the c
 from tpukit.pe.challenge import (
     EXAM_WEIGHTS,
     IMAGE_WEIGHT,
-    STUDY,
     WEIGHTS,
     Exams,
     exams_of,
     image_share,
     log_loss,
 )
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.labels import EXAM_LABELS, LABELS, STUDY
 from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_rules
 
 _NO = 0.5  # the largest probability that counts as a no

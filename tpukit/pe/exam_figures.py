@@ -44,8 +44,8 @@ def show_exams(
     """Draw the probability of an embolus along the body, and the slices that truly show one.
 
     Half of the panels show exams with an embolus, ordered from many slices with an embolus to few.
-    The other half show exams without an embolus. Of these, the exam with the highest probability
-    comes first, because its high probability is an error.
+    The other half show exams without an embolus, first those with a high probability, which is an
+    error. If there are few exams of one kind, the other kind gets their panels.
 
     Args:
         labels: the table of the predicted images with StudyInstanceUID, position and

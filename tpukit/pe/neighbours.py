@@ -5,9 +5,8 @@ positions of a series    0  1  2  5        channels of the slice at 2    slices 
 """
 
 from tpukit.essentials.display import InvalidValueError
-from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.labels import IDS, SERIES
+from tpukit.pe.labels import IDS, IMAGE, SERIES, STUDY
 
 
 class NeighbouringSlices:

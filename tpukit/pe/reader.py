@@ -69,8 +69,8 @@ class ReadStudy(Study):
         """Draw twelve slices of the exam in the middle window, and return the figure.
 
         The exam is divided into twelve stretches, and one slice of each stretch is drawn. If the
-        stretch has the slice with the highest probability of the exam, this slice is drawn. Else a
-        slice with an embolus is drawn, or the slice with the highest probability in the stretch.
+        stretch has the exam's slice with the highest probability, this slice is drawn. Otherwise a
+        slice with an embolus is drawn; if there is none, the stretch's most probable slice.
         """
         columns = min(6, len(self.overview))
         rows = math.ceil(len(self.overview) / columns)
@@ -177,8 +177,8 @@ def show_study(
         labels: the table of `index_images` or `index_dicom`: one row per image, with the column
             `position`. The viewer shows labels and quality flags if the table has their columns.
         study: the StudyInstanceUID of the exam.
-        predictions: a table with one row per image, with the columns SOPInstanceUID and
-            pe_present_on_image, the probability. Optional columns are the exam labels;
+        predictions: a table with one row per image (of several, the first is used), SOPInstanceUID
+            and the probability pe_present_on_image. Optional columns are the exam labels;
             "consistent", which is pe_present_on_image after `make_consistent`; and "attention", the
             weight of the slice, 0 or more. None for no predictions.
         series: a SeriesInstanceUID; required if the exam has several series.

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, PathNotFoundError
-from tpukit.pe.challenge import IMAGE, STUDY, exams_of
+from tpukit.pe.challenge import exams_of
 from tpukit.pe.consistency import broken_by
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY
 from tpukit.pe.rules import RULES
 
 _EXAMS_A_PART = 500  # exams that are written at once, to limit the memory
@@ -20,8 +20,8 @@ _EXAMS_A_PART = 500  # exams that are written at once, to limit the memory
 def write_submission(table, path) -> Path:
     """Write submission.csv with one line per image and nine lines per exam; return its path.
 
-    Until the file is complete, its name ends in .unfinished. Numbers are written with all digits,
-    so that a value just above 0.5 remains above 0.5.
+    Until the file is complete, its name ends in .unfinished; then it replaces an older file.
+    Numbers are written with all digits, so that a value just above 0.5 remains above 0.5.
 
     Args:
         table: a table of probabilities with one row per image, from `make_consistent`; see
@@ -133,6 +133,7 @@ def _read_lines(path) -> tuple:
         raise InvalidValueError(
             f"the columns of {path} are not id,label",
             found=",".join(map(str, lines.columns)),
+            fix="write the file with pe.write_submission(table, path)",
         )
     # to_numeric only finds the texts that are numbers. Its values lose a digit with pandas 2.2, so
     # numpy converts the texts.

@@ -473,6 +473,8 @@ def test_masks_are_where_the_emboli_were_drawn_and_the_images_are_the_same_witho
     assert embolus_masks(folder, table, size=32).shape == (12, 32, 32)
     with pytest.raises(FileNotFoundError, match=r"no masks of emboli\n  fix:   .*masks=True"):
         embolus_masks(made, table)
+    others = table.assign(StudyInstanceUID="another", pe_present_on_image=1)
+    assert np.isnan(embolus_places(folder, others)).all()
     shutil.rmtree(folder / "masks")
     phantom(folder, **SMALL, masks=True, workers=1)
     assert np.array_equal(embolus_masks(folder, table), masks), "deleted masks are drawn again"

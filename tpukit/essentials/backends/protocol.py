@@ -173,7 +173,7 @@ class Backend:
         """Wait until the device has done all recorded work; for measurements of time."""
 
     def place_model(self, module) -> str:
-        """Shard a module's tensors; return a line about large tensors left whole, or ""."""
+        """Shard a module; return a line about large tensors that stay whole, or "" for none."""
         return ""
 
     def place_state(self, optimizer) -> None:

@@ -94,8 +94,8 @@ def mark(kernel: int) -> None:
 def make_folder() -> Path:
     """Make a temporary folder named after this process; remove folders of ended processes.
 
-    The folder is in TMPDIR, or in /tmp if the path of TMPDIR is too long for sockets. Systems
-    without /proc do not show which processes have ended, so there no folder is removed.
+    The folder is in TMPDIR, or in /tmp if the path of TMPDIR is too long for sockets. Without
+    /proc no folder is removed, because tpukit cannot see which processes have ended.
     """
     # Workers create sockets in the folder, and the path of a socket has at most 107 characters.
     # Without their sockets, the processes of a DataLoader would wait forever.

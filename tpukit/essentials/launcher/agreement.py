@@ -321,7 +321,7 @@ class Agreement:
             self._in_optimizer_step = False
 
     def before_step(self, optimizer, *, closure: object = None) -> None:
-        """Check the first step of an optimizer that steps without `core.optimizer_step`."""
+        """Check that an optimizer's first step uses averaged gradients; raise an error if not."""
         is_known = optimizer in self._loop.steps or optimizer in self._other_optimizers
         if is_known or not self._watches():
             return

@@ -133,8 +133,8 @@ class Core:
             total: number of items, including `start`. None for `start` plus the iterable's length,
                 if it has one.
             start: number of items that were done before, in a resumed loop.
-            unit: unit of the rate, such as "images". None gives "samples" for `core.batches(...)`.
-                For any other iterable it gives the label if that ends with "s", otherwise "steps".
+            unit: unit of the rate, such as "images". None means "samples" for `core.batches(...)`.
+                For any other iterable, None means the label, if it ends with "s", or else "steps".
         """
         return self.internal.output.progress(iterable, label, total, start=start, unit=unit)
 
@@ -159,8 +159,8 @@ class Core:
 
         Args:
             module: a `torch.nn.Module`.
-            in_place: move the module itself and return it, without a copy. Use it if a framework
-                has references to the module.
+            in_place: move the module itself and return it, without a copy, for example
+                because a framework has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
                 differ between the cores, such as `["*counts"]`. Begin a pattern with "*", because
                 names of a loop's second model have a prefix. A pattern holds for all models of the
@@ -614,7 +614,7 @@ class Core:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median time of the last 64 steps on the host, in seconds; None before the first."""
+        """Median seconds per step on the host, of the last 64 steps; None before the first."""
         if not self.internal.step_seconds:
             return None
         return statistics.median(self.internal.step_seconds)

@@ -256,7 +256,7 @@ class CallFile:
         self.close = weakref.finalize(self, os.close, self._fd)
 
     def write(self, call: SerializedCall, *, was_left: bool, seeds_again: bool) -> None:
-        """Write a call and its `Circumstances` into the file. No worker may read the file now."""
+        """Write a call and its `Circumstances` into the file, while no worker reads the file."""
         circumstances = Circumstances(os.getcwd(), sys.path, call.sources, was_left, seeds_again)
         with open(self._fd, "wb", closefd=False) as file:
             file.seek(0)

@@ -200,7 +200,7 @@ class Session(contextlib.AbstractContextManager):
         they are now. Keep large data in `core.state`, because a call can send at most 64 MB.
 
         After an exception or an interrupt, tpukit waits until all cores have left the function:
-        3 seconds, or 8 if the function has called `fit`. Then the session continues, with
+        at most 3 seconds, or 8 if the function has called `fit`. Then the session continues, with
         `core.state` as the cores left it. tpukit clears the gradients of the unfinished step and
         seeds the random numbers again. If a core has not left the function, the session ends; this
         happens if the core waits inside a compiled step for a core that raised. On v2 and v3 it

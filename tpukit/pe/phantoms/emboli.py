@@ -18,7 +18,7 @@ def embolus_places(folder, table):
 
     Returns:
         (N, 2) float array of x and y, as shares of the slice's width and height from its upper left
-        corner. They are nan if a slice has no embolus, or if the folder has no phantoms.
+        corner. They are nan if a slice has no embolus, or is not of a phantom of the folder.
     """
     import numpy as np
 
@@ -27,8 +27,11 @@ def embolus_places(folder, table):
         recipe = PhantomFolder(Path(folder)).read_manifest()["plan"]
     except (OSError, ValueError):
         return places
+    numbers = {study_uid(recipe["seed"], number): number for number in range(recipe["studies"])}
     for study, rows in table.reset_index(drop=True).groupby("StudyInstanceUID"):
-        patient = _patient(recipe, study)
+        if study not in numbers:
+            continue
+        patient = _patient(recipe, numbers[study])
         for index, row in rows[rows.pe_present_on_image == 1].iterrows():
             places[index] = _largest(patient, row.position, recipe)
     return places
@@ -45,7 +48,7 @@ def embolus_masks(folder, table, size: int | None = None):
             the size of the phantoms.
 
     Returns:
-        (N, size, size) bool, all False for a slice without an embolus.
+        (N, size, size) bool, all False for a slice without an embolus or without a file.
 
     Raises:
         FileNotFoundError: the folder contains no masks.
@@ -71,15 +74,13 @@ def embolus_masks(folder, table, size: int | None = None):
     return masks
 
 
-def _patient(recipe: dict, study: str):
+def _patient(recipe: dict, number: int):
     """Draw the patient of an exam again from the seed."""
     import numpy as np
 
     from tpukit.pe.phantoms.anatomy import make_patient
 
-    seed = recipe["seed"]
-    number = next(number for number in range(recipe["studies"]) if study_uid(seed, number) == study)
-    rng = np.random.default_rng([seed, 1, number])
+    rng = np.random.default_rng([recipe["seed"], 1, number])
     return make_patient(rng, decide_findings(recipe)[number])
 
 
