@@ -69,8 +69,8 @@ class ReadStudy(Study):
         """Draw twelve slices of the exam in the middle window, and return the figure.
 
         The exam is divided into twelve stretches, and one slice of each stretch is drawn. If the
-        stretch has the slice with the highest probability of the exam, this slice is drawn. Else a
-        slice with an embolus is drawn, or the slice with the highest probability in the stretch.
+        stretch has the exam's slice with the highest probability, this slice is drawn. Otherwise a
+        slice with an embolus is drawn; if there is none, the stretch's most probable slice.
         """
         columns = min(6, len(self.overview))
         rows = math.ceil(len(self.overview) / columns)

@@ -589,6 +589,7 @@ def test_an_interrupt_keeps_the_state(sessions, fn):
     session.quietly(make)
     error, _ = interrupted(session, fn)
     assert "the session goes on" in str(error)
+    assert 0.3 < error.run.seconds < 600
     first, second = session.quietly(look).results
     assert first == second  # both stopped after the same step
     losses = session.quietly(steps).results

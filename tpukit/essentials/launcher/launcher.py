@@ -12,6 +12,7 @@ these errors is a `Run` with the results so far.
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -549,7 +550,8 @@ def collect(group: WorkerGroup) -> Run:
         results=[group.results.get(rank) for rank in ranks],
         cores=group.topology.cores,
         device=group.topology.device,
-        seconds=group.ended - group.began,
+        # `ended` is 0 if an interrupt has stopped the run of a session.
+        seconds=(group.ended or time.monotonic()) - group.began,
         memory=[group.memory[rank] for rank in ranks if rank in group.memory],
         log=group.log,
         memory_growth=[group.memory_growth[rank] for rank in ranks if rank in group.memory_growth],

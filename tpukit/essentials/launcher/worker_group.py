@@ -75,7 +75,7 @@ class WorkerGroup:
         core_0_saves: whether core 0 has called `fit` in this run, so it may save on SIGTERM.
         run: number of the run; a launch has only run 0.
         places: the positions of a session's cores in this run, by rank.
-        ended: `time.monotonic()` of the last result; 0 while the group runs.
+        ended: `time.monotonic()` of the last result; 0 before, and after an interrupt in a session.
     """
 
     def __init__(
