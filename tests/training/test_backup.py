@@ -365,7 +365,7 @@ def test_a_start_with_nothing_here_and_a_backup_that_does_not_answer_begins_noth
     ) as error:
         Backup(address).take(checkpoints)
     assert re.search("found: .*(403: forbidden|no answer for 0.5 s)", str(error.value))
-    assert "fix:   mount it, or sign in" in str(error.value)
+    assert "fix:   mount the backup drive, or sign in" in str(error.value)
     step, said = taken(
         tmp_path / "run", address
     )  # with something here it is said, and the run goes on

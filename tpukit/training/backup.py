@@ -225,11 +225,11 @@ class Backup:
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
         """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
 
-        The folder's own best.pt is replaced. Neither is copied if the folder has a complete
-        checkpoint of the same or a later step, or if the backup has no complete one. Compiled
-        programs that the folder lacks are copied even then. They are not copied if `resume` is
-        False, or if other users can write to the programs in the backup. If copying programs
-        fails, the error is ignored.
+        The folder's own best.pt is replaced. Neither file is copied if the folder has a complete
+        checkpoint of the same or a later step, or if the backup has no complete checkpoint.
+
+        Compiled programs that the folder lacks are always copied, unless `resume` is False or other
+        users can write to the programs in the backup. An error of this copy is ignored.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.
@@ -270,8 +270,8 @@ class Backup:
                 f"{checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
                 fix=(
-                    "mount it, or sign in, and run this again; to start from scratch, pass "
-                    "another backup_dir, or None"
+                    "mount the backup drive, or sign in, and run this again; to start from "
+                    "scratch, pass another backup_dir, or None"
                 ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")

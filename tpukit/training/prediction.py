@@ -263,7 +263,7 @@ def _check_width(whole, leaf) -> None:
     """Raise if the shapes of outputs or targets differ between steps, so they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
         raise InvalidValueError(
-            "outputs and targets of all steps are joined, but their shapes differ: "
+            "the outputs or targets of two steps cannot be joined, because their shapes differ: "
             f"(B, {_rest(whole)}) and (B, {_rest(leaf)})",
             found=(
                 "batches of several lengths, and a value for every position in the model's "

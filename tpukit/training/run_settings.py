@@ -154,7 +154,8 @@ def _check_same(place: _Folder | _Bucket, text: bytes, asked: dict) -> None:
     raise InvalidValueError(
         f"{place} holds a run with other settings",
         found=found,
-        fix="use the settings of that run, or another folder (in the notebooks: run_path)",
+        fix="use the settings of that run, or another folder "
+        "(in tpukit's notebooks: another run_path)",
     )
 
 
@@ -165,8 +166,8 @@ def _check_untrained(place: _Folder | _Bucket) -> None:
         raise InvalidValueError(
             f"{place} holds the results of a run, but not its settings",
             found=f"{trained}, and no {FILE}",
-            fix=f"put {FILE} back into that folder; or use another folder (in the notebooks: "
-            "run_path)",
+            fix=f"put {FILE} back into that folder; or use another folder (in tpukit's notebooks: "
+            "another run_path)",
         )
 
 
@@ -180,7 +181,7 @@ def _decoded(place: _Folder | _Bucket, text: bytes):
             found=error,
             fix=(
                 "put back the file that was written when this run began; or use another folder "
-                "(in the notebooks: run_path)"
+                "(in tpukit's notebooks: another run_path)"
             ),
         ) from None
 
