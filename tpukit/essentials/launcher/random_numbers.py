@@ -99,8 +99,8 @@ class RandomNumbers:
 
         After the block, the host's generators again draw the same numbers on every core. The
         generator of a TPU or GPU is not restored, because on a TPU, reading its state would cut the
-        graph in two. It draws different numbers on each core from the first block on. After a call
-        of `seed`, the block has no effect.
+        graph in two. From the first block on, this generator draws different numbers on each core.
+        After a call of `seed`, the block has no effect.
         """
         if not self._shared:
             yield
