@@ -75,7 +75,7 @@ def split_enhanced(folder, to) -> int:
 
 
 def _split(path: str, folder: Path) -> int:
-    """Write each frame of an enhanced CT as a slice into a folder; return their number, or 0."""
+    """Write each frame of an enhanced CT as a slice; return their number, 0 for other files."""
     import pydicom
 
     head = open_dataset(path, stop_before_pixels=True, specific_tags=_TAGS)
