@@ -256,5 +256,5 @@ def _check_places(position, headers, names: list[str]) -> None:
         raise InvalidValueError(
             f"{len(nowhere):,} images have no position in the body",
             found=f"{file} has no ImagePositionPatient, or another orientation than its series",
-            fix="leave their rows out of the labels: a localizer is not a slice of the exam",
+            fix="leave the rows of these images, such as localizers, out of the labels",
         )

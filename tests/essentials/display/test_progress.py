@@ -1,4 +1,5 @@
 import contextlib
+import math
 import re
 import time
 import xml.etree.ElementTree
@@ -484,3 +485,12 @@ def test_fit_has_one_bar_for_epochs_one_for_steps_and_does_not_show_its_trial(ca
         assert line[0] != "train" or "valid_loss" not in " ".join(
             line
         )  # it would be that of an epoch ago
+
+
+def test_an_infinite_value_is_shown_as_infinite(capsys):
+    with screen("text") as display:
+        display.bar("train", 1, 2)
+        display.curve([{"step": 1, "loss": math.inf, "scale": -math.inf, "gap": math.nan}])
+        display.bar("train", 2, 2)
+    assert capsys.readouterr().out.endswith("  loss inf  scale -inf  gap nan\n")
+    assert "inf</span>" in panel_html([], display.curves, state="done", status="done in 1 s")

@@ -242,6 +242,11 @@ def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
         ({}, replace(LAPTOP, system="Linux aarch64"), "torch torchvision"),
         ({"python": "3.14.0"}, LAPTOP, "torch torchvision"),
         ({"torch": "2.9.0"}, replace(LAPTOP, system="Windows AMD64"), ""),
+        # A torch that is too old for any launch
+        ({"torch": "2.7.1"}, LAPTOP, "torch==2.9.0 torchvision==0.24.0"),
+        ({"torch": "2.7.1"}, replace(LAPTOP, system="Darwin arm64"), "--upgrade torch torchvision"),
+        ({"torch": "2.7.1"}, replace(LAPTOP, platform="Colab", system="Linux aarch64"), ""),
+        ({"torch": "2.7.1"}, COLAB, ""),
     ],
 )
 def test_the_install_line_adds_what_belongs_to_the_torch_that_is_there(versions, machine, line):

@@ -108,7 +108,7 @@ def remember(fn: Callable, args: tuple) -> None:
         found += _find(value, f"argument {number}", depth=_DEPTH, seen=seen)
     _BEFORE.update(id(held.value) for held in found)
     for held in found:
-        # The path of an attribute has a dot. A thread in a variable is not needed to run.
+        # The path of an attribute has a dot. A variable may be a thread, which has ended in a fork.
         is_attribute = "." in held.path.rpartition(_USES)[2]
         # For the threads of a dataset, `core.batches` raises an error with a better fix.
         is_running = isinstance(held.value, threading.Thread) and not _is_read(held)

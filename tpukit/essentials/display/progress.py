@@ -9,7 +9,6 @@ notebook. All displays have the same methods, and each subclass of `Screen` draw
 """
 
 import contextlib
-import math
 import os
 import shutil
 import sys
@@ -60,7 +59,7 @@ class Screen:
 
     Attributes:
         bars: the loops by label, in the order in which they first began.
-        curves: logged numbers by name, as [(step, value), ...]; NaN for a value that is not finite.
+        curves: logged numbers by name, as [(step, value), ...].
         doing: the activity of a run while it makes no steps, such as the graph that it compiles or
             the core that it waits for; "" otherwise.
         cores: (core, activity) of each core if their activities differ; otherwise empty.
@@ -150,7 +149,7 @@ class Screen:
 
     def _add_point(self, name: str, step: float, *, value: float) -> None:
         points = self.curves.setdefault(name, [])
-        points.append((step, value if math.isfinite(value) else math.nan))
+        points.append((step, value))
         self._newest[name] = self._rows
         if len(points) > _MOST_POINTS:
             del points[1:-1:2]  # every second point, so the shape and both ends remain

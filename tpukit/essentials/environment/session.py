@@ -317,7 +317,7 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
     """Return the pip line for matching versions of torch, torch_xla and libtpu; "" for none.
 
-    The line names only packages that are missing or do not match. It keeps the torch of a
+    The line names only packages that are missing, too old or do not match. It keeps the torch of a
     platform's image. torch_xla has wheels for Linux x86-64 only. On other systems, and on machines
     without chips, torch alone is enough for a dry run.
 
@@ -328,12 +328,15 @@ def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
     has_wheels = info.system == "Linux x86_64" and numbers(info.versions["python"]) in _PYTHONS
     torch = info.versions.get("torch")
     torch_xla = info.versions.get("torch_xla")
+    must_upgrade = bool(torch) and is_too_old(torch) and info.platform not in IMAGES
     if not has_wheels:
+        if must_upgrade:
+            return "pip install --upgrade torch torchvision"
         return "" if torch else "pip install torch torchvision"
     # Without chips and with torch, a dry run on CPU processes needs nothing more.
     wants_torch_xla = bool(info.chips or torch_xla or not torch or for_graphs)
     parts = []
-    if not torch or (wants_torch_xla and _can_replace(torch, info)):
+    if not torch or must_upgrade or (wants_torch_xla and _can_replace(torch, info)):
         torch = list(RELEASES)[-1]
         parts += [f"torch=={torch}", f"torchvision=={RELEASES[torch].torchvision}"]
     release = RELEASES.get(base(torch))
