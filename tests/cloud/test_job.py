@@ -669,6 +669,27 @@ def test_the_paths_of_a_started_job_may_be_relative(tmp_path):
     assert (work / "setup.log").exists()
 
 
+def test_the_path_of_the_environment_may_have_a_blank(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "packages.txt").write_text("")
+    programs = tmp_path / "an environment" / "bin"
+    programs.mkdir(parents=True)
+    calls = {"uv": f'printf "%s\\n" "$@" >> "{tmp_path}/calls"', "python": "exit 0"}
+    for name, call in calls.items():
+        (programs / name).write_text(f"#!/bin/sh\n{call}\n")
+        (programs / name).chmod(0o755)
+    plan = JobPlan("a", "local", str(tmp_path), None, 3600, "3.12", "", JobOptions(torch="none"))
+    (tmp_path / "run.sh").write_text(start_script(plan, "tpukit.whl"))
+    environment = {**os.environ, "TPUKIT_ENVIRONMENT": str(programs.parent)}
+    environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    subprocess.run(["bash", tmp_path / "run.sh"], env=environment, check=True, timeout=60)
+    arguments = (tmp_path / "calls").read_text().splitlines()
+    assert [arguments[at + 1] for at, word in enumerate(arguments) if word == "--python"] == [
+        str(programs / "python"),
+        str(programs / "python"),
+    ]
+
+
 def test_answers_that_do_not_come_do_not_end_the_waiting(make_notebook, send, monkeypatch, capsys):
     looks = iter([CloudError("the cloud did not answer", may_pass=True)] * 3)
     look = Job._look

@@ -653,6 +653,26 @@ def notebook(folder, *cells):
     return file
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "from helpers.preflight_workers import by_hand as train",
+        "if True:\n    def train(core):\n        pass",
+        "train: object = print",
+        "size, train = 3, print",
+    ],
+)
+def test_a_function_is_found_in_a_cell_that_imports_it_or_defines_it_in_a_branch(cell, tmp_path):
+    file = notebook(tmp_path, cell, "print(train)", "raise RuntimeError('not run')")
+    assert callable(find_function(f"{file}:train"))
+
+
+def test_a_notebook_may_import_a_file_beside_it(tmp_path):
+    (tmp_path / "beside_the_notebook.py").write_text("def train(core):\n    return 5\n")
+    file = notebook(tmp_path, "from beside_the_notebook import train")
+    assert find_function(f"{file}:train")(None) == 5
+
+
 def test_the_last_of_two_cells_that_define_a_function_is_meant(tmp_path, capsys):
     cells = [
         "def train(core):\n    return 1",

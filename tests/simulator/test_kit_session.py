@@ -149,6 +149,24 @@ def gradients(core):
     return core.state.had_gradients, core.state.alone.weight.grad is not None
 
 
+def test_after_an_exception_the_random_numbers_of_steps_do_not_come_again(sessions):
+    def draw(core):
+        with core.step():
+            numbers = torch.rand(2, device=core.device)
+        return tuple(core.to_host(numbers).tolist())
+
+    def fails(core):
+        raise ValueError("on purpose")
+
+    session = sessions()
+    seen = set()
+    for _ in range(2):
+        with pytest.raises(WorkerError):
+            session.quietly(fails)
+        seen |= set(session.quietly(draw).results)
+    assert len(seen) == 16
+
+
 def test_a_core_that_fails_leaves_the_gradients_of_the_other_core_of_its_process(sessions):
     session = sessions()
     with pytest.raises(WorkerError, match="the session goes on"):

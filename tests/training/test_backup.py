@@ -130,6 +130,16 @@ def test_compiled_programs_in_the_runs_folder_travel_with_it(kind, tmp_path, buc
     ).stat().st_mode & 0o777 == 0o700  # else the launch refuses to load code from there
 
 
+def test_the_folder_of_a_url_is_made_where_files_need_one(tmp_path):
+    address = (tmp_path / "server/runs/first").as_uri()  # as of sftp, and not as of a bucket
+    (tmp_path / "a/compiled").mkdir(parents=True)
+    (tmp_path / "a/compiled/0a.pjrt").write_bytes(b"a program")
+    assert backed_up(tmp_path / "a", address, 5, best=[5]) == []
+    assert taken(tmp_path / "b", address)[0] == 5
+    assert best_of(tmp_path / "b") == 5
+    assert (tmp_path / "b/compiled/0a.pjrt").exists()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no mode of a folder")
 @pytest.mark.parametrize("unsafe", ["compiled", "compiled/0a.pjrt"])
 def test_compiled_programs_that_others_can_replace_are_not_taken(unsafe, tmp_path):
@@ -355,7 +365,7 @@ def test_a_start_with_nothing_here_and_a_backup_that_does_not_answer_begins_noth
     ) as error:
         Backup(address).take(checkpoints)
     assert re.search("found: .*(403: forbidden|no answer for 0.5 s)", str(error.value))
-    assert "fix:   mount it, or sign in" in str(error.value)
+    assert "fix:   mount the backup drive, or sign in" in str(error.value)
     step, said = taken(
         tmp_path / "run", address
     )  # with something here it is said, and the run goes on

@@ -68,3 +68,17 @@ def test_the_facts_of_a_stream_of_files_name_the_files(tmp_path):
     different = {name: first[name] for name in first if first[name] != second[name]}
     assert list(different) == ["shards of the whole stream"]
     assert "0.csv" in different["shards of the whole stream"]
+
+
+@pytest.mark.parametrize("shards", [[0, 1], [(0, 1), (2, 3)], [["a", "b"], ["a"]], ["a", "b"]])
+def test_the_facts_of_a_stream_of_a_generator_name_its_arguments(shards):
+    datasets = pytest.importorskip("datasets")
+
+    def read(parts):
+        yield from ({"part": str(part)} for part in parts)
+
+    stream = datasets.IterableDataset.from_generator(read, gen_kwargs={"parts": shards})
+    first, second = (
+        StreamBatches(stream.shard(2, index), steps=1, batch_size=1).facts() for index in range(2)
+    )
+    assert first != second

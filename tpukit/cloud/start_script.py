@@ -106,10 +106,12 @@ export PATH="$environment/bin:$PATH" PYTHONNOUSERSITE=1 JUPYTER_PREFER_ENV_PATH=
 export IPYTHONDIR="$work/ipython"@DEVICE@
 exec "$environment/bin/python" -m tpukit.cloud.run_notebook "$address" "$folder" "$work"
 """
-_INSTALL = """install="uv pip install --quiet --python $environment/bin/python"
-retry $install "${packages[@]}" || fail "the packages cannot be installed; see the log"
+_INSTALL = """install=(uv pip install --quiet --python "$environment/bin/python")
+retry "${install[@]}" "${packages[@]}" || fail "the packages cannot be installed; see the log"
 """
-_ALONE = 'retry $install --no-deps ./@WHEEL@ || fail "tpukit cannot be installed; see the log"\n'
+_ALONE = """retry "${install[@]}" --no-deps ./@WHEEL@ \\
+    || fail "tpukit cannot be installed; see the log"
+"""
 _BACKEND = """if [ -z "${UV_TORCH_BACKEND+set}" ]; then  # a TPU needs no CUDA libraries (4 GB)
     index=https://download.pytorch.org/whl/cpu/torch/
     if "$environment/bin/python" -c 'import sys, urllib.request as request

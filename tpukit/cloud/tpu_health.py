@@ -130,7 +130,7 @@ def local_health(
     # The computation would only fail for the same reasons, perhaps after a long wait.
     failures = [finding.name for finding in findings if finding.state == "failure"]
     if failures:
-        fact = f"not tried: it would fail for {', '.join(dict.fromkeys(failures))}"
+        fact = f"not tried, because there are failures: {', '.join(dict.fromkeys(failures))}"
         fix = "apply the fixes of the failures, and check again"
         findings.append(Finding("computation", "warning", fact, fix))
     else:

@@ -29,8 +29,8 @@ def decode(data: bytes, size=None, *, exact: bool = True, out=None, form: PixelF
 
     With `exact`, the pixels are equal to those of
     `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Without
-    `exact`, the JPEG decoder first scales height and width by n/8, with the smallest n whose
-    result is at least `size`. Pillow's bilinear filter does the rest. This is three times as fast.
+    `exact`, the JPEG decoder first scales height and width to n/8, with the smallest n for which
+    both are at least `size`. Pillow's bilinear filter does the rest. This is three times as fast.
     The pixels differ from Pillow's by 1.6 grey levels on average (scaled from 256 to 128 pixels).
 
     `decode` raises ValueError if libjpeg warns of a damaged JPEG. Pillow alone overlooks such

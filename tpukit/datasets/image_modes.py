@@ -168,8 +168,8 @@ def _from_numbers(image, window: tuple[float, float] | None, *, file_format: str
 def coded(image) -> list:
     """Return Pillow's `tile` list of an image's file; [] for an image in memory.
 
-    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Call
-    `coded` before Pillow reads the pixels and empties `tile`; later calls still return the list.
+    An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Pillow
+    empties `tile` when it reads the pixels. So call `coded` once before, which stores the list.
     """
     if getattr(image, "tile", None):
         image.tile_before_load = image.tile

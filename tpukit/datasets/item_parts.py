@@ -90,7 +90,7 @@ def brightest_of(item, columns: Columns) -> int:
     return brightest(image)
 
 
-def label_columns(item, asked: Sequence[str] | None) -> list[str] | None:
+def label_keys_of(item, asked: Sequence[str] | None) -> list[str] | None:
     """Return the keys of the labels if the item is a dict, else None."""
     if not isinstance(item, Mapping):
         return None
@@ -109,7 +109,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     keys = ", ".join(map(repr, item))
     image_names = _IMAGES if columns.image is None else [columns.image]
     image_name = next((name for name in image_names if name in item), None)
-    label_names = label_columns(item, columns.labels)
+    label_names = label_keys_of(item, columns.labels)
     wanted = list(label_names)
     if columns.masks is not None:
         wanted.append(columns.masks)

@@ -26,7 +26,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 from tpukit.datasets.checked_files import npy, write_file
 from tpukit.datasets.image_modes import NEARLY_BLACK
-from tpukit.datasets.item_parts import Columns, brightest_of, check_item, label_columns
+from tpukit.datasets.item_parts import Columns, brightest_of, check_item, label_keys_of
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.masks import is_masked, resize_pixels
 from tpukit.datasets.pixel_form import image_size
@@ -96,7 +96,7 @@ class Items:
         by_number: True if `source[number]` reads an item.
         first: (image, labels) of the first item that can be read.
         labels: the number of labels per item.
-        columns: the keys of the labels if items are dicts; else None.
+        label_keys: the keys of the labels if items are dicts; else None.
         classes: if the label is a class number, the name of each class, from the argument or the
             dataset; else [].
         has_masks: True if each item has a mask.
@@ -125,7 +125,7 @@ class Items:
         self._ahead = None  # the first item of a stream; `read` yields it again
         number, item = self._first_readable()
         self.labels = len(self.check(item, number)[1])
-        self.columns = label_columns(item, self._columns.labels)
+        self.label_keys = label_keys_of(item, self._columns.labels)
         self.classes = self._classes(classes)
         self._columns = replace(self._columns, classes=self.classes)
         self.first = self.check(item, number)
@@ -267,7 +267,7 @@ class Items:
             )
         if self.labels != 1 or asked == []:
             return []
-        key = None if self.columns is None else self.columns[0]
+        key = None if self.label_keys is None else self.label_keys[0]
         own = class_names(self.source, key, has_others=bool(asked))
         if asked is None:
             return own
@@ -347,13 +347,13 @@ class Items:
         """Return all labels of a Hugging Face dataset as bytes; b"" for other sources."""
         # A column of a stream is not read, because this would read and decode all items.
         has_columns = self.by_number and hasattr(self.source, "select_columns")
-        if not self.columns or not has_columns:
+        if not self.label_keys or not has_columns:
             return b""
-        if not set(self.columns) <= set(self.source.column_names):
+        if not set(self.label_keys) <= set(self.source.column_names):
             return b""
         # Only the label columns, so that no image is decoded.
-        labels = self.source.select_columns(self.columns).with_format(None)
-        return repr([list(labels[name]) for name in self.columns]).encode()
+        labels = self.source.select_columns(self.label_keys).with_format(None)
+        return repr([list(labels[name]) for name in self.label_keys]).encode()
 
     def _one(self, number: int) -> tuple:
         """Return an item's image and labels.

@@ -51,9 +51,12 @@ def join(image: bytes, mask: bytes) -> bytes:
         ValueError: the EXIF data turn the image, and its shape does not show whether the mask is
             turned already.
     """
+    from PIL import Image
+
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
-    if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:
-        size = _opened(image, lambda file: file.size)
+    if how != _UPRIGHT and _opened(mask, turn_of, otherwise=_UPRIGHT) == _UPRIGHT:
+        with Image.open(io.BytesIO(image)) as file:
+            size = file.size
         mask = encode_mask(_turned_with(open_mask(mask), size, how))
     length = len(image).to_bytes(_LENGTH, "little")
     return b"".join([_MASKED, length, image, mask])
@@ -66,7 +69,7 @@ def _turn_of_other(image: bytes) -> int:
     """
     if image[:4] == _PNG and not any(note in image for note in _PNG_NOTES):
         return _UPRIGHT
-    return _opened(image, turn_of)
+    return _opened(image, turn_of, otherwise=_UPRIGHT)
 
 
 def parts_of(data: bytes) -> tuple:
@@ -78,19 +81,19 @@ def parts_of(data: bytes) -> tuple:
 
 def palette_of(mask: bytes) -> list[int]:
     """Return the palette of a mask's file as [red, green, blue, red, ...]; [] without a palette."""
-    palette = _opened(mask, lambda mask: mask.mode == "P" and mask.getpalette())
-    return palette if isinstance(palette, list) else []
+    palette = _opened(mask, lambda image: image.getpalette(), otherwise=None)
+    return palette or []
 
 
-def _opened(data: bytes, ask):
-    """Open the image in a file's bytes and return `ask(image)`; 1 if it cannot be opened."""
+def _opened(data: bytes, ask, *, otherwise):
+    """Open the image in a file's bytes and return `ask(image)`, or `otherwise` after an error."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as file:
             return ask(file)
     except Exception:
-        return _UPRIGHT  # the decoder reports the damage
+        return otherwise  # the decoder reports the damage
 
 
 def _turned_with(mask, size: tuple[int, int], how: int):

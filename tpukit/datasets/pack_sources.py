@@ -360,9 +360,9 @@ def _values_of(groups: str, source) -> list:
 def _label_names(items: Items, asked: list | None) -> list[str]:
     """Return the names of the labels of items; ValueError if labels= has too many or too few."""
     names = [str(name) for name in asked or []]
-    if items.columns is not None:
+    if items.label_keys is not None:
         # The keys of dicts are the names of labels only if each key has a single number.
-        names = [str(name) for name in items.columns]
+        names = [str(name) for name in items.label_keys]
         if len(names) != items.labels:
             names = []
     if not names and items.labels == 1:

@@ -65,7 +65,7 @@ def sensitivity_at_false_alarms(
         seed: the seed of the bootstrap.
 
     Raises:
-        ValueError: `false_alarms` is negative; or the other arguments are wrong as for `show_roc`.
+        ValueError: `false_alarms` is negative; or another argument is not valid for `show_roc`.
     """
     import numpy as np
 

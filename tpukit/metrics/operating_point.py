@@ -60,8 +60,7 @@ def sensitivity_at(
         labels, probabilities, groups, resamples, seed: as for `show_roc`.
 
     Raises:
-        ValueError: `specificity` is not in [0, 1]; or the other arguments are wrong as for
-            `show_roc`.
+        ValueError: `specificity` is not in [0, 1]; or another argument is not valid for `show_roc`.
     """
     import numpy as np
 

@@ -119,8 +119,8 @@ def _installed() -> str:
 def dead_part(full: str) -> str:
     """Return a name up to its first part that torch_xla lacks; "" if no part is missing.
 
-    A part is missing if torch_xla 2.8 or 2.9 lacks it. It is not missing if one of these two is
-    installed and has it. The attributes of a class are not checked.
+    With torch_xla 2.8 or 2.9 installed, a part is missing if that release lacks it; otherwise, if
+    one of these two releases lacks it. The attributes of a class are not checked.
     """
     if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
         return full  # the package's name of 2019, and modules that torch never had

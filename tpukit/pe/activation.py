@@ -29,8 +29,8 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     `attention_in_mask`.
 
     In a ResNet, the centre of entry i of a map is at pixel i times the total stride of the layer.
-    `attention_in_mask` and `show_activation` place the entries of layer2 at these pixels, and those
-    of other layers at most 1.5 pixels away from them.
+    `attention_in_mask` and `show_activation` place the entries of layer2 at exactly these pixels.
+    Entries of other layers are at most 1.5 pixels off.
 
     Args:
         model: a network with one output per label of `LABELS`, such as `resnet34()`; call

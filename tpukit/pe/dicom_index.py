@@ -137,7 +137,7 @@ def index_dicom(
 
 
 def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
-    """Print the number of files that are not CT slices; return them as rows of `check_exams`."""
+    """Print the numbers of other files; return them as rows of `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])
@@ -256,5 +256,5 @@ def _check_places(position, headers, names: list[str]) -> None:
         raise InvalidValueError(
             f"{len(nowhere):,} images have no position in the body",
             found=f"{file} has no ImagePositionPatient, or another orientation than its series",
-            fix="leave their rows out of the labels: a localizer is not a slice of the exam",
+            fix="leave the rows of these images, such as localizers, out of the labels",
         )

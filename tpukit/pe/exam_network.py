@@ -111,6 +111,6 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     raise InvalidValueError(
         f"the weights are of an ExamNetwork with {len(given)} inputs per part, but this network "
         f"has {len(own)}",
-        found=f"this network: mean and maximum of {half} features; earlier tpukit: only the mean",
+        found=f"it takes mean and maximum of {half} features, an earlier tpukit's only the mean",
         fix=f"{fix}; or pass the `features` of the trained network: pe.ExamNetwork(features)",
     )

@@ -93,7 +93,7 @@ class Preparation:
             raise InvalidValueError(
                 "these are not the settings of a Preparation",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
-                fix="read the settings.json of these weights with the tpukit that wrote the file",
+                fix="read the settings.json of these weights with the tpukit version of that file",
             )
         read = {}
         for name, value in values.items():
@@ -117,7 +117,7 @@ class Preparation:
         return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices with these settings; decode by `PackedImages(to, size=image_size)`.
+        """Pack other slices with these settings; then call `PackedImages(to, size=image_size)`.
 
         Args:
             folder, to, labels: as for `pack_dicom`.

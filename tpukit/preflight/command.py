@@ -2,8 +2,10 @@
 
 import argparse
 import ast
+import contextlib
 import importlib
 import importlib.util
+import symtable
 import sys
 import tempfile
 import types
@@ -66,7 +68,7 @@ def find_function(name: str) -> Callable:
     """Find the function with a name such as "file.py:train", "module:train" or "file.ipynb:train".
 
     Python files and modules are imported. In a notebook, the code cells up to the last one that
-    defines the function are run.
+    defines or imports the function are run.
 
     Raises:
         ValueError: the function or module does not exist; a .py file, or one that it imports, is
@@ -106,6 +108,7 @@ def _scope(place: str, function: str) -> dict:
         raise PathNotFoundError(
             f"there is no file {place}", fix=f"pass a path relative to {Path.cwd()}"
         )
+    sys.path.insert(0, str(file.parent))  # so that it can import files of its folder
     if file.suffix == ".py":
         return _scope_of_file(file)
     return _scope_of_notebook(file, function)
@@ -131,7 +134,6 @@ def _scope_of_file(file: Path) -> dict:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(file.stem, module)
-    sys.path.insert(0, str(file.parent))  # so that it can import files of its folder
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
@@ -143,7 +145,7 @@ def _scope_of_file(file: Path) -> dict:
 
 
 def _scope_of_notebook(file: Path, function: str) -> dict:
-    """Run the code cells of a notebook up to the last cell that defines the function.
+    """Run the code cells of a notebook up to the last cell that defines or imports the function.
 
     IPython translates lines with %, %% and ! as in Jupyter.
     """
@@ -193,26 +195,18 @@ def _shell():
 
 
 def _functions_in(texts: list[str]) -> list[str]:
-    """Return the names of the functions that code defines."""
+    """Return the names of the functions that code defines outside of blocks."""
     names = []
     for text in texts:
-        names += [node.name for node in _statements(text) if isinstance(node, ast.FunctionDef)]
+        with contextlib.suppress(SyntaxError):
+            body = ast.parse(text).body
+            names += [node.name for node in body if isinstance(node, ast.FunctionDef)]
     return names
 
 
-def _statements(text: str) -> list[ast.stmt]:
-    """Return the statements of code; none if it is not valid Python."""
-    try:
-        return ast.parse(text).body
-    except SyntaxError:
-        return []
-
-
-def _defines(text: str, function: str) -> bool:
-    """Return whether code defines a function, a class or a variable of that name."""
-    names = set()
-    for node in _statements(text):
-        names.add(getattr(node, "name", None))
-        if isinstance(node, ast.Assign):
-            names.update(getattr(target, "id", None) for target in node.targets)
-    return function in names
+def _defines(text: str, name: str) -> bool:
+    """Return whether code defines, assigns or imports a name; False if it is not valid Python."""
+    with contextlib.suppress(SyntaxError, KeyError):  # KeyError: the name does not occur
+        symbol = symtable.symtable(text, "cell", "exec").lookup(name)
+        return symbol.is_assigned() or symbol.is_imported()
+    return False

@@ -410,7 +410,7 @@ class Preflight(Findings):
     def _memory_fix(self) -> str:
         if self._fits_sharded():
             size = human_size(self.cut.hbm_bytes)
-            return f'it fits with shard="fsdp": {size} per chip, with this batch_size of the run'
+            return f'it fits with shard="fsdp": {size} per chip, if batch_size counts the whole run'
         return f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
 
     def _fits_sharded(self) -> bool:

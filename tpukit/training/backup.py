@@ -225,11 +225,11 @@ class Backup:
     def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
         """Copy the backup's newest complete checkpoint and best.pt to the folder of the run.
 
-        The folder's own best.pt is replaced. Neither is copied if the folder has a complete
-        checkpoint of the same or a later step, or if the backup has no complete one. Compiled
-        programs that the folder lacks are copied even then. They are not copied if `resume` is
-        False, or if other users can write to the programs in the backup. If copying programs
-        fails, the error is ignored.
+        The folder's own best.pt is replaced. Neither file is copied if the folder has a complete
+        checkpoint of the same or a later step, or if the backup has no complete checkpoint.
+
+        Compiled programs that the folder lacks are always copied, unless `resume` is False or other
+        users can write to the programs in the backup. An error of this copy is ignored.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.
@@ -270,8 +270,8 @@ class Backup:
                 f"{checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
                 fix=(
-                    "mount it, or sign in, and run this again; to start from scratch, pass "
-                    "another backup_dir, or None"
+                    "mount the backup drive, or sign in, and run this again; to start from "
+                    "scratch, pass another backup_dir, or None"
                 ),
             ) from error
         self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
@@ -430,7 +430,11 @@ class _Folder:
 
 
 class UrlPlace:
-    """A backup at a URL, through fsspec. A bucket shows no object before its upload is complete."""
+    """A backup at a URL, through fsspec.
+
+    A bucket shows no object before its upload is complete. Elsewhere, as over sftp, an interrupted
+    upload leaves a damaged file, which `take` skips.
+    """
 
     def __init__(self, address: str):
         self.address = address
@@ -489,7 +493,8 @@ class UrlPlace:
             def call(self, *_: object, **__: object) -> None:
                 moved()
 
-        self._files.put_file(str(file), self._path(file.name), callback=Moves())
+        target = self._path(file.name)
+        self._in_folder(lambda: self._files.put_file(str(file), target, callback=Moves()))
 
     def first_unsafe(self) -> None:
         """Return None: tpukit does not check who can write to the files at a URL."""
@@ -509,11 +514,15 @@ class UrlPlace:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
+        self._in_folder(lambda: self._files.pipe_file(self._path(name), data))
+
+    def _in_folder(self, write: Callable[[], object]) -> None:
+        """Write a file; create the folder if it is missing."""
         try:
-            self._files.pipe_file(self._path(name), data)
+            write()
         except FileNotFoundError:  # not in a bucket, which has no folders
             self._files.makedirs(self._folder, exist_ok=True)
-            self._files.pipe_file(self._path(name), data)
+            write()
 
     def find(self, patterns: Iterable[str]) -> str | None:
         """Return the name of a file that matches one of the patterns; None if none does."""

@@ -56,7 +56,7 @@ class EpochClock:
     Args:
         backend: the backend of this core. It counts the seconds of all compilations.
         wait_seconds: function that returns the total seconds in which loops waited for batches.
-        host_seconds: function that returns the total processor seconds of this thread in steps.
+        host_seconds: function that returns the processor seconds that this thread spent in steps.
         device_seconds: function that returns the total seconds in which programs ran on the
             device; None if they are unknown.
     """
@@ -171,7 +171,7 @@ def part_to_work_on(seconds: dict[str, float]) -> str:
 
 
 def time_advice(seconds: dict[str, float]) -> str:
-    """Return a sentence with the part to improve, its share of the time, and the line to write.
+    """Return a sentence with the part to improve, its share of the time, and the fix.
 
     Args:
         seconds: the seconds of each part, from `total_time`.

@@ -110,15 +110,16 @@ class Checkpoints:
         folder: folder on this machine for the checkpoints, and for `best.pt` with the best epoch's
             weights. It is created if it does not exist.
         keep_last: number of newest checkpoints to keep, in addition to the best epoch's.
-        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. `fit` also saves
-            a checkpoint at the end of each epoch, before and after the evaluation.
+        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. When it has passed,
+            `fit` saves at the next log point (see `log_every`). It also saves a checkpoint at the
+            end of each epoch, before and after the evaluation.
         backup_dir: backup folder, which outlives the machine: on a mounted drive or bucket, or
-            "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
-            and `best.pt` to it. If the backup has the newest complete checkpoint, a run continues
-            from the backup. If a copy fails, `fit` prints the reason and continues. At the end,
-            `fit` waits for the last copy, at most ten minutes. It gives up after one minute without
-            progress.
-            See `tpukit.training.run_folder`. None: no backup.
+            "gs://bucket/run" and other URLs of fsspec. A thread copies the newest checkpoint and
+            `best.pt` to it, and keeps the checkpoint of one earlier step there. If the backup has
+            the newest complete checkpoint, a run continues from the backup, and its `best.pt`
+            replaces that in `folder`. If a copy fails, `fit` prints the reason and continues. At
+            the end, `fit` waits for the last copy, at most ten minutes. It gives up after one
+            minute without progress. See `tpukit.training.run_folder`. None: no backup.
         resume: continue from the newest complete checkpoint in the folder or the backup, if there
             is one. With False, `fit` raises an error if there is a checkpoint.
 

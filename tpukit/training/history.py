@@ -109,14 +109,17 @@ class History:
             "epochs": self.epochs,
             "times": self.times,
             "best": self.best,
+            "of": self.of,
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
         self.intervals = state["intervals"]
         self.epochs = state["epochs"]
-        self.times = state.get("times", [])  # checkpoints of early versions have none
         self.best = state["best"]
+        # Checkpoints of early versions have neither.
+        self.times = state.get("times", [])
+        self.of = state.get("of", self.of)
 
     def __repr__(self) -> str:
         lines = [self._table("to_string"), *self._notes()]

@@ -38,5 +38,6 @@ def _text(shard: object) -> str:
     if hasattr(shard, "with_format"):  # a Dataset, whose first row is read without decoding it
         first = shard.with_format("arrow")[:1].to_pylist()
         return f"{len(shard)} rows with checksum {zlib.crc32(repr(first).encode())}"
-    is_plain = isinstance(shard, str | int | float | os.PathLike)
-    return str(shard) if is_plain else ""
+    parts = shard if isinstance(shard, list | tuple) else [shard]
+    are_plain = all(isinstance(part, str | int | float | os.PathLike) for part in parts)
+    return str(shard) if are_plain else ""

@@ -19,12 +19,12 @@ from tpukit.essentials.launcher import Core
 class LayerModes:
     """Finds the layers in evaluation mode when `fit` begins, and keeps them in this mode.
 
-    If all layers are in evaluation mode, as in a model that was loaded or evaluated before, it puts
-    all of them into training mode and prints a line.
+    If all layers are in evaluation mode, the model was probably loaded or evaluated before. Then
+    all layers are put into training mode, and a line is printed.
 
     Args:
         core: this core.
-        model: the model; its other layers are put into training mode.
+        model: the model.
     """
 
     def __init__(self, core: Core, model):

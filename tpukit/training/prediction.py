@@ -263,11 +263,11 @@ def _check_width(whole, leaf) -> None:
     """Raise if the shapes of outputs or targets differ between steps, so they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
         raise InvalidValueError(
-            "outputs and targets of all steps are joined, but their shapes differ: "
+            "the outputs or targets of two steps cannot be joined, because their shapes differ: "
             f"(B, {_rest(whole)}) and (B, {_rest(leaf)})",
             found=(
-                "batches of several lengths, and the model or the dataset returns a value for "
-                "every position"
+                "batches of several lengths, and a value for every position in the model's "
+                "outputs, in the dataset's targets, or in the mask that the loss gets"
             ),
             fix=(
                 "evaluate with the largest length only, such as buckets=(256,); or pass "

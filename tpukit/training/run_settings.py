@@ -30,14 +30,14 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
         folder: the folder of the run.
         settings: a dict with values that JSON supports.
         backup_dir: the backup folder, whose parent must exist, or its URL, as for `Checkpoints`.
-            Its settings are compared as well, and written if they are missing. None: no backup.
+            Its settings are compared as well, and written if it is empty. None: no backup.
 
     Returns:
         the path of settings.json in the folder.
 
     Raises:
         ValueError: the folder or the backup has other settings, and the message names those
-            that differ; or neither has settings, and one has checkpoints or best.pt; or `folder` is
+            that differ; or one of them has checkpoints or best.pt, but no settings; or `folder` is
             a URL.
         TypeError: JSON does not support a value, such as a number of numpy.
         OSError: the folder or the backup cannot be read or written.
@@ -57,13 +57,12 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
         places.append(backup)
     # Check all folders before writing into any, so that an error changes nothing.
     stored = {place: place.read() for place in places}
-    if all(text is None for text in stored.values()):
-        for place in places:
-            _check_untrained(place)
     for place, text in stored.items():
-        if text is not None:
+        if text is None:
+            _check_untrained(place)
+        else:
             _check_same(place, text, asked)
-    # A folder without the file gets it: the new machine after a resume, or a new backup.
+    # An empty folder gets the file: that of a new machine, or a new backup.
     for place, text in stored.items():
         if text is None:
             place.write(json.dumps(asked, indent=1).encode() + b"\n")
@@ -154,7 +153,8 @@ def _check_same(place: _Folder | _Bucket, text: bytes, asked: dict) -> None:
     raise InvalidValueError(
         f"{place} holds a run with other settings",
         found=found,
-        fix="use the settings of that run, or another folder (in the notebooks: run_path)",
+        fix="use the settings of that run, or another folder "
+        "(in tpukit's notebooks: another run_path)",
     )
 
 
@@ -165,8 +165,8 @@ def _check_untrained(place: _Folder | _Bucket) -> None:
         raise InvalidValueError(
             f"{place} holds the results of a run, but not its settings",
             found=f"{trained}, and no {FILE}",
-            fix=f"put {FILE} back into that folder; or use another folder (in the notebooks: "
-            "run_path)",
+            fix=f"put {FILE} back into that folder; or use another folder (in tpukit's notebooks: "
+            "another run_path)",
         )
 
 
@@ -180,7 +180,7 @@ def _decoded(place: _Folder | _Bucket, text: bytes):
             found=error,
             fix=(
                 "put back the file that was written when this run began; or use another folder "
-                "(in the notebooks: run_path)"
+                "(in tpukit's notebooks: another run_path)"
             ),
         ) from None
 

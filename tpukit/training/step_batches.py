@@ -30,7 +30,9 @@ def next_step(batches: Iterator[Sent], accumulated: int) -> list[Sent]:
 
 
 def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
-    """Return the optimizer steps per epoch; print a line if the last step has fewer batches.
+    """Return the optimizer steps per epoch.
+
+    Print a line if `wanted` is more than the data has, or if the last step has fewer batches.
 
     Args:
         core: this core.

@@ -399,7 +399,7 @@ def _check(dataset: object, steps: int) -> None:
     # A generator or another iterator cannot start again.
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
-            f"a {kind} can be read only once, but a stream starts again when it ends",
+            f"a {kind} can be read only once, but a stream must start again after its end",
             fix="pass a function that makes it: core.batches(lambda share, shares: ..., "
             "steps=..., batch_size=...)",
         )

@@ -158,7 +158,7 @@ class SourceFeed:
 
 
 class SampleFeed:
-    """The feed of a map-style dataset, whose samples it joins to batches.
+    """The feed of a map-style dataset: it joins the samples to batches.
 
     Args:
         dataset: the dataset.

@@ -132,7 +132,7 @@ class CoreInternal:
         if core.backend.shares_process and not self.numbers.seeded:
             # Two cores draw from the host's generator, so its state cannot be restored after the
             # step.
-            core.seed()
+            core.seed(*self.numbers.words)
         try:
             with self.numbers.own():
                 yield

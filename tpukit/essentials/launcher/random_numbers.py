@@ -25,7 +25,8 @@ class RandomNumbers:
     """The random number generators of a core: those of the host and that of its device.
 
     Attributes:
-        seeded: how often the worker function has seeded the generators.
+        words: the words of the last `start`.
+        seeded: number of calls of `seed` since then.
         fits: number of calls of `fit` in this launch or session, so that a second call draws new
             numbers.
     """
@@ -39,7 +40,7 @@ class RandomNumbers:
         self._begin(())
 
     def _begin(self, words: tuple[int, ...]) -> None:
-        self._words = words  # of `start`
+        self.words = words
         self.seeded = 0
         # Whether the cores draw the same numbers outside of steps; False after `seed`.
         self._shared = self._core.world_size > 1 and self._can_restore
@@ -98,8 +99,8 @@ class RandomNumbers:
 
         After the block, the host's generators again draw the same numbers on every core. The
         generator of a TPU or GPU is not restored, because on a TPU, reading its state would cut the
-        graph in two. It draws different numbers on each core from the first block on. After a call
-        of `seed`, the block has no effect.
+        graph in two. From the first block on, this generator draws different numbers on each core.
+        After a call of `seed`, the block has no effect.
         """
         if not self._shared:
             yield
@@ -109,7 +110,7 @@ class RandomNumbers:
         self._shared = False  # nested blocks draw from the same numbers
         if self._own is None:
             seed = self._core.internal.seed_of_launch
-            self._core.backend.seed(seed_in_turn((seed, *self._words, self._core.rank)))
+            self._core.backend.seed(seed_in_turn((seed, *self.words, self._core.rank)))
         else:
             restore_random_states(self._own)
         try:
