@@ -255,6 +255,19 @@ def test_the_search_for_the_best_epoch_starts_anew_with_augmentation_even_if_its
     assert quietly(work, cores=1).results[0].best["epoch"] == 3
 
 
+def test_best_weights_that_are_missing_are_named_with_the_fix(tmp_path):
+    def work(core, restore):
+        options = {"restore_best_weights": restore, "checkpoints": tmp_path / "run"}
+        return train(core, epochs=1, **options)["history"]
+
+    quietly(work, True, cores=1)
+    (tmp_path / "run/best.pt").unlink()
+    with pytest.raises(WorkerError, match=r"best\.pt is missing, and .* epoch 1") as error:
+        quietly(work, True, cores=1)
+    assert "restore_best_weights=False" in error.value.fix
+    assert quietly(work, False, cores=1).results[0].resumed
+
+
 def test_a_finished_run_that_is_started_again_counts_images(tmp_path):
     def work(core):
         return train(core, epochs=1, checkpoints=tmp_path / "run")["history"]

@@ -143,8 +143,8 @@ def submit(
         requirements: the path of a requirements.txt with the packages that the notebook needs; None
             for no further packages.
         name: the name of the job; None for the notebook's name and the time. If a job of this name
-            with the same contents has not ended, `submit` returns that job. If it has ended, or has
-            other contents, `submit` raises ValueError.
+            with the same contents has not ended, `submit` returns that job. If the job of this name
+            has ended, or has other contents, `submit` raises ValueError.
         bucket: where `submit` creates the job's folder: "gs://bucket/folder", or a path for
             "local". None for the path "jobs", which only "local" supports.
         timeout: "8h", "90m" or seconds from the first start; a restart does not reset the limit.

@@ -41,7 +41,7 @@ class FoundFiles:
         mask_names: the paths of the masks; or [].
         images, masks: the contents of a table's cells; [] if the cells are paths.
         left_out: for each ending, the number of a folder's files that are not images of a class.
-            An ending has the addition "beside the classes" for files directly in the folder.
+            Files directly in the folder are counted as ".png beside the classes".
     """
 
     names: list[str]

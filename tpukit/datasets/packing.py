@@ -120,9 +120,9 @@ def pack(
     """Pack images and labels into a few large files with checksums and fast random access.
 
     The order is random and determined by the seed, so each file has images of all classes. `pack`
-    decodes every image once, so that it finds damaged images before the training. An image is
-    damaged if its decoder warns. Images of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels,
-    89,478,485 by default, are treated like damaged ones. If Pillow cannot open a kind of file, such
+    decodes every image once, so that it finds damaged images before the training. An image counts
+    as damaged even if its decoder only warns, or if it has more than `PIL.Image.MAX_IMAGE_PIXELS`
+    pixels (89,478,485 by default). If Pillow cannot open a kind of file, such
     as a TIFF of 13 channels, the error says so and has a line of code that reads the file.
 
     `pack` turns images as their EXIF orientation says. Transparent pixels become white, grey images

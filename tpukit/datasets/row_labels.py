@@ -91,7 +91,7 @@ def in_table_order(values, rows, packed: PackedRows):
     if is_taken.max(initial=0) > 1:
         raise InvalidValueError(
             "an image has more than one value",
-            found=f"row {is_taken.argmax()} has {is_taken.max()}",
+            found=f"{is_taken.max()} values for row {is_taken.argmax()}",
             fix="pass one value per image, as predict returns them: predict(core, model, images)",
         )
     # Rows without an image become NaN, which booleans and integers cannot store.

@@ -30,7 +30,7 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
 
     In a ResNet, the centre of entry i of a map is at pixel i times the total stride of the layer.
     `attention_in_mask` and `show_activation` place the entries of layer2 at exactly these pixels.
-    For other layers, they are at most 1.5 pixels off.
+    Entries of other layers are at most 1.5 pixels off.
 
     Args:
         model: a network with one output per label of `LABELS`, such as `resnet34()`; call

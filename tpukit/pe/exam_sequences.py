@@ -252,7 +252,7 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
         rows = f"{len(table)} rows of the table, got {np.shape(features)}"
         raise InvalidValueError(
             f"there must be one row of features for each of the {rows}",
-            fix="pass the rows of the images, in the order of the images: table.iloc[images.rows]",
+            fix="pass the table's rows in the order of the images: table.iloc[images.rows]",
         )
     if has_labels:
         check_yes_or_no(table, names)

@@ -177,8 +177,8 @@ def show_study(
         labels: the table of `index_images` or `index_dicom`: one row per image, with the column
             `position`. The viewer shows labels and quality flags if the table has their columns.
         study: the StudyInstanceUID of the exam.
-        predictions: a table with one row per image (of several, the first is used), SOPInstanceUID
-            and the probability pe_present_on_image. Optional columns are the exam labels;
+        predictions: a table with SOPInstanceUID and pe_present_on_image, the probability. The first
+            row of each image is used. Optional columns are the exam labels;
             "consistent", which is pe_present_on_image after `make_consistent`; and "attention", the
             weight of the slice, 0 or more. None for no predictions.
         series: a SeriesInstanceUID; required if the exam has several series.
@@ -189,8 +189,8 @@ def show_study(
         upright: True if the patient's right is on the left side of the images, as after
             `pack_dicom`; R and L then mark the sides. False for no letters.
         limit: the number of stretches into which a longer exam is divided, 1 or more. The slider
-            then has one slice of each stretch, that with the highest probability or, without
-            predictions, the middle one; and all slices with an embolus.
+            then has all slices with an embolus, and from each stretch the most probable slice (the
+            middle slice without predictions).
 
     Returns:
         The viewer, which a notebook displays.

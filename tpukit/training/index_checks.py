@@ -173,9 +173,9 @@ def integers_of(batches: tuple) -> list[list]:
 def can_watch(part: object, *, on_cpu: bool) -> bool:
     """Return whether tpukit can watch which torch functions a model or a loss calls.
 
-    It watches them by a TorchFunctionMode. `torch.compile` would compile once more in this mode. On
-    a CPU, the mode also switches off the fast path of torch's attention, which changes the
-    rounding.
+    The result is False if a layer is compiled: tpukit watches in a TorchFunctionMode, in which
+    `torch.compile` would compile the layer again. On a CPU, the result is also False for torch's
+    attention layers, because the mode would switch off their fast path and so change the rounding.
 
     Args:
         part: a module or a function.

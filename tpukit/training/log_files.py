@@ -120,8 +120,9 @@ class TensorBoardWriter:
 class CsvWriter:
     """Appends every row to a CSV file: `launch(..., loggers=CsvWriter("log.csv"))`.
 
-    If the file exists, for example after an interruption, rows are added at its end. If a row has a
-    new column, the whole file is written again, with empty cells for earlier rows in that column.
+    If the file exists, for example after an interruption, rows are added at its end. A resumed run
+    repeats the steps after its checkpoint, so these may have two rows. If a row has a new column,
+    the whole file is written again, with empty cells for earlier rows in that column.
 
     Args:
         file: the path of the CSV file; its folder is created if it does not exist.

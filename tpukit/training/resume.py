@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.essentials.data import Batches
-from tpukit.essentials.display import InvalidValueError, explain
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, explain
 from tpukit.essentials.launcher import STEP_SECONDS, Core
 from tpukit.profiling import parse_duration
 from tpukit.training.backup import Backup
@@ -183,13 +183,26 @@ class RunState:
         elif in_memory:
             self._best = self._core.internal.snapshot(model.state_dict())
 
-    def best_weights(self) -> dict:
-        """Return the weights of the last `save_best`, in host memory."""
+    def best_weights(self, epoch: int) -> dict:
+        """Return the weights of the last `save_best`, in host memory.
+
+        Args:
+            epoch: the best epoch, for the error.
+
+        Raises:
+            FileNotFoundError: best.pt is missing, because this run was resumed without this file.
+        """
         import torch
 
         if not self.is_kept:
             return self._best
         path = self._store.folder / "best.pt"
+        if not path.is_file():
+            raise PathNotFoundError(
+                f"{path} is missing, and it has the weights of the best epoch, epoch {epoch}",
+                fix="put this file back into the folder; or train on with the last weights: "
+                "EarlyStopping(restore_best_weights=False)",
+            )
         return torch.load(path, map_location="cpu", weights_only=True)
 
     def close(self) -> None:
@@ -422,7 +435,7 @@ class TimeLimit:
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:
-        """Set each flag: whether time is nearly up, and a save is due. Call it before each step."""
+        """Set the flags: is time nearly up, and is a save due? Call this before each step."""
         # Reserve a quarter more than the longest interval so far: the flags are read at the end of
         # the current interval, which may take longer.
         interval = 1.25 * self._longest["interval"]

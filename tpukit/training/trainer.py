@@ -198,8 +198,9 @@ def fit(
             belongs to another architecture, optimizer, scheduler or dataset.
         TypeError: an argument has the wrong type; `train` or `valid` is not from `core.batches`; or
             batches have parts that the loss does not accept.
-        OSError: a checkpoint cannot be written; another run uses the folder; or, at the start, the
-            backup cannot be read and the folder has no complete checkpoint.
+        OSError: a checkpoint cannot be written; another run uses the folder; at the start, the
+            backup cannot be read and the folder has no complete checkpoint; or, at the end, the
+            best weights are to be restored and best.pt is missing.
     """
     # Check all arguments first, so that a wrong one raises an error before anything is changed.
     options = as_fit_options(options)
@@ -747,7 +748,8 @@ class Trainer:
         # it, and `core.model` sends the weights to the other cores.
         only_on_main = self.core.hosts > 1 and self.state.is_kept
         if self.core.is_main or not only_on_main:
-            PlainNames(model).load_state_dict(self.state.best_weights())
+            weights = self.state.best_weights(self.history.best["epoch"])
+            PlainNames(model).load_state_dict(weights)
         if only_on_main:
             self.core.model(model, in_place=True)
 

@@ -715,7 +715,7 @@ def test_a_session_whose_start_was_interrupted_can_be_made_again(monkeypatch):
 
 def test_the_error_of_a_core_that_is_not_at_its_prompt_names_the_seconds(monkeypatch):
     monkeypatch.setattr("tpukit.essentials.launcher.session._PROMPT_SECONDS", 0.1)
-    group = SimpleNamespace(ranks=[0], core_0_saves=True, is_at=lambda *_: False, read=list)
+    group = SimpleNamespace(ranks=[0], core_0_may_save=True, is_at=lambda *_: False, read=list)
     why = _Recovery(group).wait_for_prompts()
     assert why == "core 0 did not come back within 0.1 seconds"
 
@@ -990,7 +990,7 @@ def test_the_command_that_ends_a_run_depends_on_the_places_of_the_cores(
     group = SimpleNamespace(
         ranks=[0, 1],
         places=places,
-        core_0_saves=False,
+        core_0_may_save=False,
         is_at=lambda rank, place: places[rank].place == place,
     )
     recovery = _Recovery(group)

@@ -570,7 +570,8 @@ def _interface_towards(address: str) -> str:
         "no network interface of this host leads to host 0",
         found=f"the route to {address} begins at {ours}, but no interface has this address",
         fix=(
-            "set GLOO_SOCKET_IFNAME=eth0 on every host, or the name that `ip address` shows there"
+            "on every host, find the name of its interface with `ip address`, and set it: "
+            "GLOO_SOCKET_IFNAME=eth0"
         ),
     )
 

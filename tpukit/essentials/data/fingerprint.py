@@ -224,7 +224,7 @@ def is_plain(value: object) -> bool:
 
 
 def row_step(size: int, rows: int) -> int:
-    """Return the smallest k for which all k-th rows together have about 4 MiB or less.
+    """Return the smallest k for which a selection of every k-th row has at most about 4 MiB.
 
     Args:
         size: the size of all rows in bytes.

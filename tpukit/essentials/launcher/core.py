@@ -440,7 +440,8 @@ class Core:
         """Seed this core's random numbers from the run's seed, `words` and the rank.
 
         `fit` calls it with the number of each step, so a resumed run draws the same numbers. The
-        second `fit` in a launch, and every later one, also passes the number of its call.
+        second `fit` in a launch or session, and every later one, also passes the number of its
+        call.
 
         On v2 and v3 two cores are threads of one process, and share the host's global generators:
         `random`, `numpy.random`, torch on the CPU. Numbers from these generators differ from run to
@@ -469,6 +470,8 @@ class Core:
     def all_reduce(self, tensor: "torch.Tensor", op: str = "sum") -> "torch.Tensor":
         """Return the sum, mean, minimum or maximum of a tensor over the cores. Collective.
 
+        No gradient flows back through the result; `gather` has a gradient.
+
         Args:
             tensor: a tensor of the same shape and dtype on every core.
             op: "sum", "mean", "min" or "max".
@@ -494,8 +497,9 @@ class Core:
     def mean(self, value) -> Any:
         """Return the mean of a number, tensor or dict of them over the cores. Collective.
 
-        A tensor stays on the device, so this method does not wait for the device. A number becomes
-        a float. A dict is averaged by name, whatever its order, and may contain dicts.
+        A tensor stays on the device, so this method does not wait for the device. Its mean has no
+        gradient. A number becomes a float. A dict is averaged by name, whatever its order, and may
+        contain dicts.
 
         Raises:
             OutOfSyncError: the dicts of the cores have different names.

@@ -138,7 +138,7 @@ class WorkerError(TpukitError, RuntimeError):
     be pickled and its text has at most 100,000 characters.
 
     Attributes:
-        rank: the core that failed first or that a hang comes from; 0 if the cores were out of sync.
+        rank: the core that failed first or that causes a hang; 0 if the cores were out of sync.
         traceback: the traceback of that core as text.
         run: the results and the log so far, as a `Run`.
     """
@@ -215,8 +215,8 @@ def launch(
         *args: further arguments of `fn`.
         cores: number of cores. None for all. A TPU supports all cores or 1. Without an accelerator,
             it is the number of CPU processes, and any number is supported (on Windows 1).
-        device: index of a single chip or GPU to use, from 0. None for all of them; if cores=1, for
-            the first.
+        device: index of a single chip or GPU to use, from 0. None for all of them, or for the first
+            one if cores=1.
         backend: None for the fastest device of the machine. "cpu" is a dry run on plain CPU
             processes. "xla" on a machine without a chip is a dry run through torch_xla: slow, but
             with real graphs. It uses the simulated TPU if that is installed ("xla:simulator"), and

@@ -413,7 +413,7 @@ class _Recovery:
         if are_at_limit and all(place.place == "paused" for place in places):
             return worker.END
         may_leave_here = are_at_limit or all(place.is_clean for place in places)
-        patience = STEP_SECONDS if group.core_0_saves else _RAISE_SECONDS
+        patience = STEP_SECONDS if group.core_0_may_save else _RAISE_SECONDS
         is_late = time.monotonic() - self._moved > patience
         return worker.RAISE if is_late and may_leave_here else None
 
@@ -435,7 +435,7 @@ class _Recovery:
         return {rank for rank in self._group.ranks if not self._group.is_at(rank, "prompt")}
 
     def _limit_seconds(self) -> float:
-        return SAVE_SECONDS if self._group.core_0_saves else _PROMPT_SECONDS
+        return SAVE_SECONDS if self._group.core_0_may_save else _PROMPT_SECONDS
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

@@ -72,7 +72,7 @@ class WorkerGroup:
         log: the rows of `core.log` so far.
         failures: the failures so far.
         began: `time.monotonic()` of the fork; in a session, of the start of the run.
-        core_0_saves: whether core 0 has called `fit` in this run, so it may save on SIGTERM.
+        core_0_may_save: whether core 0 has called `fit` in this run, so it may save on SIGTERM.
         run: number of the run; a launch has only run 0.
         places: the positions of a session's cores in this run, by rank.
         ended: `time.monotonic()` of the last result; 0 before, and after an interrupt in a session.
@@ -124,7 +124,7 @@ class WorkerGroup:
         self._timeout = timeout
         self._first_memory: dict[int, int] = {}  # bytes at the start, by rank
         self._stacks: dict[int, str] = {}
-        self.core_0_saves = False
+        self.core_0_may_save = False
         self._was_told_to_end = False
         for process in self.workers:
             process.begin_run()
@@ -289,7 +289,7 @@ class WorkerGroup:
                     self.places[rank] = message
             # Only core 0 writes files, so the kernel waits for no other core.
             case messages.FinishesSteps(rank):
-                self.core_0_saves |= rank == 0
+                self.core_0_may_save |= rank == 0
             case _:
                 self._take_output(message, sender)
 
@@ -449,7 +449,7 @@ class WorkerGroup:
             self.tell_to_end()
             # `signals` documents the steps and the times of the end.
             unfinished = [process for process in self.workers if not self._is_done(process)]
-            if self.core_0_saves and unfinished and not self.failures:
+            if self.core_0_may_save and unfinished and not self.failures:
                 self._wait_for_save()
             else:
                 _wait(unfinished, signals.END_SECONDS)
