@@ -77,6 +77,16 @@ def test_what_was_trained_and_lost_its_settings_is_not_given_new_ones(tmp_path, 
     assert keep_settings(tmp_path / "run", SETTINGS, backup_dir=tmp_path / "drive").is_file()
 
 
+@pytest.mark.parametrize(("place", "other"), [("run", "drive"), ("drive", "run")])
+def test_results_without_settings_do_not_get_those_of_the_other_folder(tmp_path, place, other):
+    keep_settings(tmp_path / other, SETTINGS)
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "step-00000010.pt").touch()
+    with pytest.raises(ValueError, match=f"{place} holds the results of a run, but not its set"):
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=tmp_path / "drive")
+    assert not (tmp_path / place / "settings.json").exists()
+
+
 def test_settings_that_a_hand_has_broken_are_named(tmp_path):
     file = keep_settings(tmp_path / "run", SETTINGS)
     file.write_text(file.read_text()[:-9])

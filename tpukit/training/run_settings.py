@@ -30,14 +30,14 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
         folder: the folder of the run.
         settings: a dict with values that JSON supports.
         backup_dir: the backup folder, whose parent must exist, or its URL, as for `Checkpoints`.
-            Its settings are compared as well, and written if they are missing. None: no backup.
+            Its settings are compared as well, and written if it is empty. None: no backup.
 
     Returns:
         the path of settings.json in the folder.
 
     Raises:
         ValueError: the folder or the backup has other settings, and the message names those
-            that differ; or neither has settings, and one has checkpoints or best.pt; or `folder` is
+            that differ; or one of them has checkpoints or best.pt, but no settings; or `folder` is
             a URL.
         TypeError: JSON does not support a value, such as a number of numpy.
         OSError: the folder or the backup cannot be read or written.
@@ -57,13 +57,12 @@ def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
         places.append(backup)
     # Check all folders before writing into any, so that an error changes nothing.
     stored = {place: place.read() for place in places}
-    if all(text is None for text in stored.values()):
-        for place in places:
-            _check_untrained(place)
     for place, text in stored.items():
-        if text is not None:
+        if text is None:
+            _check_untrained(place)
+        else:
             _check_same(place, text, asked)
-    # A folder without the file gets it: the new machine after a resume, or a new backup.
+    # An empty folder gets the file: that of a new machine, or a new backup.
     for place, text in stored.items():
         if text is None:
             place.write(json.dumps(asked, indent=1).encode() + b"\n")
