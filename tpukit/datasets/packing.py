@@ -189,8 +189,9 @@ def pack(
             decides about other aspect ratios. Pixels take more disk than files (49,152 bytes per
             image at 128 pixels) and are many times as fast to read.
         damaged: "raise" for an OSError at the first damaged image; "skip" to leave out damaged
-            images, up to a tenth of all; or the share that may be left out, such as 0.5. `pack`
-            prints their number and the reasons, and `PackedImages.skipped` lists them.
+            images, up to a tenth of all; or the share that may be left out, such as 0.5. If a
+            finished pack has left out more, the call raises ValueError. `pack` prints their number
+            and the reasons, and `PackedImages.skipped` lists them.
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by the
             environment.
         options: rare options, `PackOptions(image, window, mode, resize, seed, ...)`.
