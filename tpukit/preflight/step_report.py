@@ -158,8 +158,8 @@ class Preflight(Findings):
         """The largest number of bytes of HBM in use at any time.
 
         This is the largest sum for any graph: its arguments, results and temporaries, all other
-        tensors on the device, and the code of all graphs. If a graph does not fit, the compiler's
-        message has the number; if the message has none, it is one byte more than a core has.
+        tensors on the device, and the code of all graphs. If a graph does not fit, the result is
+        the number in the compiler's message, or else one byte more than a core has.
         """
         if self.too_large is not None:
             return self.too_large.needed or self.chip.hbm + 1
