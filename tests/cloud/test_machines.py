@@ -1,6 +1,9 @@
+import subprocess
+
 import pytest
 
-from tpukit.cloud.machines import MACHINE_SPECS, runtime_version
+from tpukit.cloud.machines import MACHINE_SPECS, container_lines, runtime_version
+from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.profiling import TPUS, find_tpu
 
 
@@ -24,6 +27,18 @@ def test_every_tpu_has_its_machine_price_and_image(chip, machine, dollars, accel
     assert tuple(MACHINE_SPECS.get(chip, {}).values()) == machine
     assert one.dollars == pytest.approx(dollars)
     assert (one.accelerator_type, runtime_version(one)) == (accelerator_type, image)
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(25.0, 115), (600.0, 690)])
+def test_a_container_that_is_told_to_end_has_the_grace_period_to_save(grace, seconds, tmp_path):
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nexit 0\n")
+    docker.chmod(0o755)
+    options = JobOptions(grace=grace)
+    plan = JobPlan("a", "gcloud", "gs://b/a", find_tpu("v5e-8"), 60, "3.12", "", options)
+    lines = container_lines(plan, ["bash", "run.sh"], mounts=[], seconds="60", docker=str(docker))
+    assert f" --kill-after={seconds} 60 " in lines
+    assert subprocess.run(["bash", "-c", lines]).returncode == 0
 
 
 def test_the_table_above_is_whole():

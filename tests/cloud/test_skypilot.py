@@ -63,7 +63,7 @@ def test_the_file_holds_the_machine_and_the_command_and_no_value_of_a_secret(
     assert task["file_mounts"] == {"/bucket": {"source": "gs://demo-bucket", "mode": "MOUNT"}}
     assert task["secrets"] == {"HF_TOKEN": None}
     words = shlex.split(task["run"].splitlines()[-1])
-    assert words[:5] == ["exec", "timeout", "--foreground", "--kill-after=60", "7800"]
+    assert words[:5] == ["exec", "timeout", "--foreground", "--kill-after=115", "7800"]
     assert words[-4:] == ["--env=HF_TOKEN", "python:3.12", "bash", "/bucket/jobs/train-1/run.sh"]
     assert "value-of-the-secret" not in text
 

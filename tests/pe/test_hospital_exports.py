@@ -57,6 +57,24 @@ def test_frames_become_slices_as_the_refusal_says(name, tmp_path):
     assert abs(found.units[series] - truth.units[series]).max() <= case.tolerance
 
 
+def test_an_enhanced_file_of_a_single_frame_is_read_with_the_scale_of_its_frame(tmp_path):
+    import pydicom
+
+    truth = CASES["enhanced_ct"].write(tmp_path / "dicom")
+    path = tmp_path / "dicom" / "all.dcm"
+    file = pydicom.dcmread(path)
+    file.PixelData = file.PixelData[: len(file.PixelData) // file.NumberOfFrames]
+    file.NumberOfFrames = 1
+    file.PerFrameFunctionalGroupsSequence = file.PerFrameFunctionalGroupsSequence[:1]
+    file.save_as(path)
+    with pytest.raises(ValueError, match=r"pe\.split_enhanced\(folder, to\) makes slices"):
+        pe.read_dicom(path)
+    assert pe.split_enhanced(tmp_path / "dicom", tmp_path / "slices") == 1
+    (slice_,) = (tmp_path / "slices").rglob("*.dcm")
+    (units,) = truth.units.values()
+    assert min(abs(pe.read_dicom(slice_) - one).max() for one in units) <= 0.5
+
+
 def test_files_named_by_identifiers_without_an_ending_get_separate_folders(tmp_path):
     CASES["enhanced_ct"].write(tmp_path / "dicom")
     file = tmp_path / "dicom" / "all.dcm"

@@ -8,7 +8,7 @@ host's time (`benchmarks/recording.py`). Here, the same arithmetic in the same o
 computation, which torch_xla records as one operation. The optimizer's state, hooks and schedules
 are still PyTorch's. PyTorch's AdamW is a subclass of Adam, so it is recorded in the same way.
 
-Every worker on torch_xla does so, because weights and state have the same bits as with PyTorch:
+Every worker on torch_xla uses it, because weights and state have the same bits as with PyTorch:
 `tests/accelerators/test_adam.py` compares all combinations of settings on XLA:CPU. On a TPU, they
 have not been compared.
 

@@ -19,14 +19,12 @@ from pathlib import Path
 
 from tpukit.cloud.answers import CloudError
 from tpukit.cloud.external_tools import run_tool
-from tpukit.cloud.machines import container_lines, runtime_version
+from tpukit.cloud.machines import container_lines, runtime_version, seconds_to_stop
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 
 # The name of a label of the VM. Its value is the digest of the job, so that a second `start` finds
 # the VM of the first.
 _LABEL = "tpukit"
-# Seconds after SIGTERM until systemd kills the runner, in addition to `JobOptions.grace`.
-_SECONDS_TO_STOP = 90
 # The states of a queued resource in the Cloud TPU API v2.
 _WORDS: dict[str, Word] = {
     "CREATING": "queued",
@@ -169,7 +167,7 @@ def boot_script(plan: JobPlan, handle: dict) -> str:
         work=f"{home}/work",
         address=plan.folder,
         seconds=plan.platform_timeout,
-        seconds_to_stop=int(plan.options.grace) + _SECONDS_TO_STOP,
+        seconds_to_stop=seconds_to_stop(plan),
         container=container,
         delete=shlex.join([*_delete(handle), "--async"]),
     )

@@ -7,6 +7,9 @@ from tpukit.profiling import TPUS, Tpu
 
 # The images of TPU VMs. The other generations have the default of `runtime_version`.
 _RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
+# Seconds after SIGTERM until the container is killed, in addition to `JobOptions.grace`: the runner
+# copies the last files.
+_SECONDS_TO_COPY = 90
 _TYPES = {"v5e": "ct5lp-hightpu-{}t", "v6e": "ct6e-standard-{}t"}  # by the number of chips
 
 
@@ -36,6 +39,11 @@ def image_of(plan: JobPlan) -> str:
     return plan.options.image or f"python:{plan.python}"
 
 
+def seconds_to_stop(plan: JobPlan) -> int:
+    """Return the seconds after SIGTERM until the container is killed."""
+    return int(plan.options.grace) + _SECONDS_TO_COPY
+
+
 def container_lines(
     plan: JobPlan,
     command: list[str],
@@ -46,7 +54,7 @@ def container_lines(
 ) -> str:
     """Return the last lines of a shell script, which run a command in a container.
 
-        exec timeout --foreground --kill-after=60 7800 docker run --init ... python:3.12 bash ...
+        exec timeout --foreground --kill-after=115 7800 docker run --init ... python:3.12 bash ...
 
     Args:
         plan: the plan of the job.
@@ -77,5 +85,7 @@ def container_lines(
     words = shlex.join([*options, image, *command])
     # SIGTERM reaches only run.sh, so the notebook's kernel can save: `timeout`, Docker's client and
     # --init each pass the signal to one process. SkyPilot alone would send it to the kernel too.
-    lines.append(f"exec timeout --foreground --kill-after=60 {seconds} {docker} run {words}")
+    # `timeout` also counts --kill-after from a SIGTERM that it passes on.
+    limits = f"--kill-after={seconds_to_stop(plan)} {seconds}"
+    lines.append(f"exec timeout --foreground {limits} {docker} run {words}")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ def write_file(file: Path, data: bytes) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove temporary files of interrupted writes. No process may write to the folder now."""
+    """Remove files of interrupted writes. No process may write to the folder during the call."""
     # Not "*.part", because other programs have files with this ending.
     for part in folder.glob("*.[0-9]*.part"):
         part.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ def file_bytes(image):
 
 
 def is_image(value) -> bool:
-    """Return True for an image in a cell of a table, False for a path, even one in bytes."""
+    """Return True for an image in a table's cell; False for a path, even if stored as bytes."""
     if isinstance(value, bytes):
         # A path may be bytes too. POSIX allows any byte in a path except NUL.
         return len(value) > _LONGEST_PATH or b"\0" in value or _is_opened(value)

@@ -1,8 +1,8 @@
 """Check labels, probabilities and groups: the arguments of all measures and figures.
 
-Every measure and every figure of this subpackage checks its arguments here. So a mistake has the
-same error in all of them: two columns for one label, nan, a sample without a group, or logits where
-probabilities are needed.
+A mistake has the same error in all of them: two columns for one label, nan, a sample without a
+group, or logits where probabilities are needed. Only `show_predictions` reads its labels by
+`figure_inputs`, because they may be class numbers.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Temperatures:
 
 
 def fit_temperatures(labels, predictions) -> Temperatures:
-    """Find the temperature of each label, 0.1 to 10, with the smallest log loss on these exams.
+    """Find the temperature of each label, 0.1 to 10, with the smallest log loss.
 
     For an exam label, each exam has the same weight. For the image label, images have the weights
     of the challenge's score, so only images of positive exams count. A temperature is 1 if fewer

@@ -158,7 +158,7 @@ def challenge_loss(labels, predictions) -> float:
 
 
 def exam_loss(outputs: Mapping, targets: Mapping):
-    """Compute the challenge's score for a batch of exams and their parts, as a loss for `fit`.
+    """Compute the challenge's score of exams and their parts, as a loss for `fit`.
 
     Args:
         outputs: the logits of an `ExamNetwork` for B exams: "answers", (B, A), and "images",

@@ -36,7 +36,8 @@ OTHER_KINDS = (
 )
 # Values of RescaleType for Hounsfield units. Some scanners write US, "unspecified".
 _HOUNSFIELD = ("", "HU", "HU_MOD", "US")
-_CT_IMAGES = ("1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1")  # CT, and enhanced CT
+CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
+ENHANCED = (f"{CT_IMAGE}.1", f"{CT_IMAGE}.2")  # enhanced CT, and legacy converted enhanced CT
 _BIG_ENDIAN = "1.2.840.10008.1.2.2"
 _SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 # The first bytes of a data set without preamble: a tag of group 2, or a usual first tag of group 8.
@@ -330,7 +331,8 @@ def _refuse_other_kind(file, missing: list[str], path) -> None:
     if "RescaleSlope" in missing and not file.get("Modality"):
         raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
     frames = int(file.get("NumberOfFrames") or 1)
-    if frames > 1:
+    # An enhanced CT has the scale in its functional groups, even with a single frame.
+    if frames > 1 or ("RescaleSlope" in missing and file.get("SOPClassUID") in ENHANCED):
         raise not_a_slice(
             path, f"an enhanced CT: {frames} frames; pe.split_enhanced(folder, to) makes slices"
         )
@@ -346,10 +348,10 @@ def _other_kind(file) -> str:
         return f"modality {modality}"
     if "LOCALIZER" in (file.get("ImageType") or ()):
         return "localizers (ImageType LOCALIZER)"
-    sop_class = file.get("SOPClassUID", _CT_IMAGES[0])
+    sop_class = file.get("SOPClassUID", CT_IMAGE)
     if sop_class == _SECONDARY_CAPTURE:
         return "secondary captures"
-    if "Rows" not in file and sop_class not in _CT_IMAGES:
+    if "Rows" not in file and sop_class not in (CT_IMAGE, *ENHANCED):
         return "reports, without pixels"
     interpretation = file.get("PhotometricInterpretation") or "MONOCHROME2"
     if not interpretation.startswith("MONOCHROME"):  # a fusion, or an index into a palette

@@ -455,7 +455,7 @@ def _facts(names: list[str], labels, columns: list[str]) -> dict:
 
 
 def _check_others(folder, names, others, *, share: float, slices: int) -> None:
-    """Print the number of files that cannot be read; raise an error if there are too many.
+    """Print the number of files that cannot be read; raise an error for too many.
 
     Args:
         folder, names: the folder and all files in it.

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 
 from tpukit.pe.dicom import (
+    CT_IMAGE,
+    ENHANCED,
     NotACTSliceError,
     check_decoder,
     load_pydicom,
@@ -21,11 +23,6 @@ from tpukit.pe.dicom import (
 )
 from tpukit.pe.series import find_files, without_ending
 
-_CT_IMAGE = "1.2.840.10008.5.1.4.1.1.2"
-# Enhanced CT, and legacy converted enhanced CT. Files of other kinds, such as pictures of a screen,
-# may have frames too.
-_ENHANCED = (f"{_CT_IMAGE}.1", f"{_CT_IMAGE}.2")
-_TAGS = ["NumberOfFrames", "SOPClassUID"]
 # The functional groups of a frame, which may also be shared by all frames. The first two are
 # required.
 _GROUPS = (
@@ -41,8 +38,7 @@ def split_enhanced(folder, to) -> int:
 
     The new files are not compressed: 512 KB for a slice of 512 x 512 pixels. The SOPInstanceUID of
     a slice is that of its file, a colon, and the number of the frame from 1, such as "1.2.3:1".
-    Files of one frame, and files that are not enhanced CT, are skipped. A second call writes the
-    same files again.
+    Files that are not enhanced CT are skipped. A second call writes the same files again.
 
     Args:
         folder: a folder with DICOM files, also in its sub-folders.
@@ -75,12 +71,12 @@ def split_enhanced(folder, to) -> int:
 
 
 def _split(path: str, folder: Path) -> int:
-    """Write each frame of an enhanced CT as a slice into a folder; return their number, or 0."""
+    """Write each frame of an enhanced CT as a slice; return their number, 0 for other files."""
     import pydicom
 
-    head = open_dataset(path, stop_before_pixels=True, specific_tags=_TAGS)
-    frames = int(head.get("NumberOfFrames") or 1)
-    if frames == 1 or head.get("SOPClassUID") not in _ENHANCED:
+    head = open_dataset(path, stop_before_pixels=True, specific_tags=["SOPClassUID"])
+    # Files of other kinds, such as pictures of a screen, may have frames too.
+    if head.get("SOPClassUID") not in ENHANCED:
         return 0
     file = open_dataset(path)
     check_decoder(file.file_meta.TransferSyntaxUID, path)
@@ -116,7 +112,7 @@ def _slice_of(file, number: int, pixels, path):
             slice_.update(group[0])
         elif name in _GROUPS[:2]:
             raise not_a_slice(path, f"frame {number} has no {name}")
-    slice_.SOPClassUID = _CT_IMAGE
+    slice_.SOPClassUID = CT_IMAGE
     # All frames share the identifier of the file, and each slice needs its own.
     slice_.SOPInstanceUID = f"{file.SOPInstanceUID}:{number}"
     slice_.InstanceNumber = number

@@ -37,7 +37,7 @@ class _Exams(NamedTuple):
 
 
 def check_exams(table):
-    """Return a table of the irregularities of exams, with an example of each and advice.
+    """Return a table of the irregularities of exams, with examples and advice.
 
     An exam is irregular if it has several series, slices at equal positions, or a gap because a
     slice is missing. It is also irregular if the spacing changes although the slices are numbered

@@ -32,8 +32,8 @@ class NeighbouringSlices:
         labels, names, rows, groups, group_names: those of `images`.
 
     Raises:
-        ValueError: the window does not exist; `images` has not three windows, or was packed from a
-            longer table; `labels` has no positions, or one position twice in a series.
+        ValueError: the window does not exist; `images` does not have three windows, or was packed
+            from a longer table; `labels` has no positions, or one position twice in a series.
     """
 
     def __init__(self, images, labels, window: str = "embolism"):

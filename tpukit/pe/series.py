@@ -419,9 +419,9 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
 
 
 def without_other_kinds(folder, names: list[str], others: list) -> list:
-    """Print the number of intact files of `OTHER_KINDS`; return the entries of all other files.
+    """Print the number of files of `OTHER_KINDS`; return the entries of all others.
 
-    The other files are damaged or incomplete, not DICOM, or have several frames.
+    The others are damaged or incomplete, not DICOM, or have several frames.
 
     Args:
         folder: the folder, for the text.

@@ -171,7 +171,7 @@ def part_to_work_on(seconds: dict[str, float]) -> str:
 
 
 def time_advice(seconds: dict[str, float]) -> str:
-    """Return a sentence with the part to improve, its share of the time, and the line to write.
+    """Return a sentence with the part to improve, its share of the time, and the fix.
 
     Args:
         seconds: the seconds of each part, from `total_time`.

@@ -435,7 +435,7 @@ class TimeLimit:
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:
-        """Set each flag: whether time is nearly up, and a save is due. Call it before each step."""
+        """Set the flags: is time nearly up, and is a save due? Call this before each step."""
         # Reserve a quarter more than the longest interval so far: the flags are read at the end of
         # the current interval, which may take longer.
         interval = 1.25 * self._longest["interval"]

@@ -40,7 +40,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
 
     Call it in the notebook, before `launch`. You may call it again. On Colab, it asks for
     permission and mounts Google Drive. On Kaggle, it copies the results of an earlier version of
-    the notebook, if you have attached this version as an input, and it has checkpoints.
+    the notebook, if that version is attached as an input and has checkpoints.
 
     Args:
         name: the name of the folder: "run", or "flowers/resnet".

@@ -201,7 +201,7 @@ class TrainStep:
             self._interval_start = self._now()
 
     def end_interval(self, steps: int) -> None:
-        """Print once that replay would save time, if the times of these `steps` steps show it."""
+        """Print once that replay would save time, if the last `steps` steps show this."""
         before = self._interval_start
         self._interval_start = None
         if before is None:
