@@ -965,6 +965,9 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
     quietly(items(), groups=list("aabb"))
 
     two = [(picture(1), [0, 1])]
+    with fixes("pack_sources: the items have {} labels, and labels= names {}: {}") as fix:
+        quietly([(picture(0), [1, 0])], labels=[])
+    assert quietly(fix.code(r"\[\(image.*\]", source=[(picture(0), [1, 0])])).names == []
     with fixes("pack_sources: the items have {} labels, and labels= names {}: {}"):
         quietly(two, labels="one")
     quietly(two, labels=["one", "other"])

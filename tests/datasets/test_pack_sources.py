@@ -252,6 +252,8 @@ def test_classes_may_be_named_that_the_pack_found_itself(tmp_path):
     made = pack(source, tmp_path / "out", labels="species", **QUIET)
     shutil.rmtree(tmp_path / "in")
     again = pack(source, tmp_path / "out", labels=["species"], classes=("a", "b"), **QUIET)
+    with pytest.raises(FileExistsError, match="classes a, b, asked for b, a"):
+        pack(source, tmp_path / "out", labels=["species"], classes=("b", "a"), **QUIET)
     assert again.digest == made.digest
 
 

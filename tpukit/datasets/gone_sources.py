@@ -131,9 +131,11 @@ def _other_arguments(manifest: dict, asked: dict, *, is_table: bool) -> list[str
         if name == "source" or name not in packed or packed[name] == value:
             continue
         # The names of the classes that the pack has found itself may be passed, too.
-        if name == "classes" and value == manifest["classes"]:
-            continue
-        differences.append(f"{name} {_in_words(packed[name])}, asked for {_in_words(value)}")
+        found = packed[name]
+        if name == "classes" and found is None:
+            found = manifest["classes"]
+        if found != value:
+            differences.append(f"{name} {_in_words(found)}, asked for {_in_words(value)}")
     return differences
 
 

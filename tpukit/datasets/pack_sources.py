@@ -365,15 +365,20 @@ def _label_names(items: Items, asked: list | None) -> list[str]:
         names = [str(name) for name in items.label_keys]
         if len(names) != items.labels:
             names = []
-    if not names and items.labels == 1:
-        names = ["label"]
-    if not names:
+    # labels=[] means no labels, which is an error for tuples that have some.
+    has_defaults = asked is None or items.label_keys is not None
+    if not names and has_defaults:
         names = [f"label_{number}" for number in range(items.labels)]
+        if items.labels == 1:
+            names = ["label"]
     if len(names) != items.labels:
+        fix = f"pass {items.labels} names, one per label, or leave labels= out"
+        if not names:
+            fix = "leave labels= out; or, for no labels, [(image, ()) for image, _ in source]"
         raise InvalidValueError(
             f"the items have {items.labels} labels, "
-            f"and labels= names {len(names)}: {', '.join(names)}",
-            fix=f"pass {items.labels} names, one per label, or leave labels= out",
+            f"and labels= names {len(names)}: {', '.join(names) or 'none'}",
+            fix=fix,
         )
     return names
 

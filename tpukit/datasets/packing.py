@@ -162,10 +162,11 @@ def pack(
             `pack` uses the first that contains this pack or has enough free disk, and prints it.
         labels: for a table, the names of the columns that are labels; None for no labels. For items
             that are dicts, the keys of labels; None for the first of label, labels, fine_label,
-            target and targets that exists, [] for no labels. Labels are stored as float32, which
-            rounds fractions. These labels are errors: an integer beyond 2**24, a whole number among
-            floats that float32 would round, and a number too large or too small for float32. A
-            single column of words becomes classes.
+            target and targets that exists, [] for no labels. For items that are tuples, a name for
+            each label. Labels are stored as float32, which rounds fractions. These labels are
+            errors: an integer beyond 2**24, a whole number among floats that float32 would round,
+            and a number too large or too small for float32. A single column of words becomes
+            classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -188,8 +189,9 @@ def pack(
             decides about other aspect ratios. Pixels take more disk than files (49,152 bytes per
             image at 128 pixels) and are many times as fast to read.
         damaged: "raise" for an OSError at the first damaged image; "skip" to leave out damaged
-            images, up to a tenth of all; or the share that may be left out, such as 0.5. `pack`
-            prints their number and the reasons, and `PackedImages.skipped` lists them.
+            images, up to a tenth of all; or the share that may be left out, such as 0.5. If a
+            finished pack has left out more, the call raises ValueError. `pack` prints their number
+            and the reasons, and `PackedImages.skipped` lists them.
         progress: "panel", "line", "text" or "off", as for `launch`; None chooses by the
             environment.
         options: rare options, `PackOptions(image, window, mode, resize, seed, ...)`.

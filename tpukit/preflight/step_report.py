@@ -157,9 +157,9 @@ class Preflight(Findings):
     def hbm_bytes(self) -> int:
         """The largest number of bytes of HBM in use at any time.
 
-        This is the sum of a graph's arguments, results and temporaries, of all other tensors on the
-        device, and of the code of all graphs. If a graph does not fit, this is the number of bytes
-        in the compiler's message; without such a number, one byte more than a core has.
+        This is the largest sum for any graph: its arguments, results and temporaries, all other
+        tensors on the device, and the code of all graphs. If a graph does not fit, the result is
+        the number in the compiler's message, or else one byte more than a core has.
         """
         if self.too_large is not None:
             return self.too_large.needed or self.chip.hbm + 1

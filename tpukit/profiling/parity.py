@@ -148,9 +148,9 @@ def compare(
     - one rounding of the output's largest value, if the layer has such a product;
     - 2**-14 of the largest value, because the device adds in another order and has its own exp.
 
-    By default, a TPU rounds factors to bfloat16. On CUDA, the limit allows TF32, to which torch
-    rounds those of convolutions by default. XLA:CPU and CPUs do not round factors, so the limit is
-    much smaller.
+    By default, a TPU rounds factors to bfloat16. On CUDA, the limit allows TF32, because torch by
+    default rounds the factors of convolutions to TF32. XLA:CPU and CPUs do not round factors, so
+    the limit is much smaller.
 
     Args:
         model: a torch.nn.Module on the CPU, in float32. In bfloat16, the limit is too small.

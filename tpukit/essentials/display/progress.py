@@ -162,9 +162,9 @@ class Screen:
             self._changed = True
 
     def draw(self, last: bool = False) -> None:
-        """Update the display if it has changed, every 0.3 s at most.
+        """Update the display if it has changed and the last update is at least 0.3 s old.
 
-        After two minutes a panel is drawn every second at most. A log gets a line every 10 s.
+        After two minutes, a panel is drawn at most once per second. A log gets a line every 10 s.
 
         Args:
             last: True for the final state, which is drawn without a wait.

@@ -67,8 +67,8 @@ def gather_with_gradient(core, tensor):
 def mean_by_name(core, values: Mapping) -> dict:
     """Return the means over the cores of numbers and tensors with the same name. Collective.
 
-    Dicts may be nested. Tensors are averaged in the order of their names. The cores compare their
-    names. Only a step that is recorded as a graph skips this comparison if all values are tensors.
+    Dicts may be nested. Tensors are averaged in the order of their names. The cores compare the
+    names, but not in a step that is recorded as a graph and has only tensors in `values`.
 
     Raises:
         OutOfSyncError: the cores have different names, or different kinds of values.

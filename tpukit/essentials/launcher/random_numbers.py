@@ -95,7 +95,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Draw random numbers in the block that differ between the cores.
+        """In the block, draw random numbers that differ between the cores.
 
         After the block, the host's generators again draw the same numbers on every core. The
         generator of a TPU or GPU is not restored, because on a TPU, reading its state would cut the
