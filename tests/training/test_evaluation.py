@@ -231,6 +231,25 @@ def test_a_small_loss_module_is_in_evaluation_mode_like_a_large_one(keep_outputs
         assert training
 
 
+def test_a_loss_with_parameters_may_be_a_metric_too():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, outputs, targets):
+            return (self.scale * outputs - targets).abs().mean()
+
+    def work(core):
+        loss = core.model(Scaled())
+        batches = core.batches(TensorDataset(*samples()), batch_size=8)
+        found = evaluate(core, core.model(net()), loss, batches, metrics={"scaled": loss})
+        return found.loss, found.metrics["scaled"]
+
+    for loss, metric in quietly(work).results:
+        assert loss == pytest.approx(metric)
+
+
 @pytest.mark.parametrize("keep_outputs", [True, False])
 def test_a_total_and_its_weight_may_be_a_list_as_in_fit(keep_outputs):
     def work(core, form):

@@ -215,12 +215,7 @@ def _loss_on_host(loss: Callable) -> Callable[..., Loss]:
     if isinstance(loss, torch.nn.Module):
         # A copy, because the module's own weights (of classes, say) are in use on the device.
         loss = copy.deepcopy(loss).cpu().eval()
-
-    def compute(*parts) -> Loss:
-        with torch.no_grad():  # a loss may have parameters, such as a learned temperature
-            return _loss(watched_loss(loss, *parts))
-
-    return compute
+    return lambda *parts: _loss(watched_loss(loss, *parts))
 
 
 def _tensors_of(loss: Callable) -> list:
@@ -455,7 +450,16 @@ def _streamed(
 def _loss(value: object) -> Loss:
     """Return a loss function's result as a `Loss`; raise if it is None or not one number."""
     has_parts = isinstance(value, list | tuple | Mapping)
-    return as_loss(value if has_parts else _one_number("the loss", value))
+    loss = as_loss(value if has_parts else _one_number("the loss", value))
+    return Loss(_detached(loss.total), _detached(loss.weight))
+
+
+def _detached(value: object) -> object:
+    """Return a tensor without its graph: torch warns if a number is made of one with a graph.
+
+    Losses and metrics may have parameters, such as a learned temperature.
+    """
+    return value.detach() if hasattr(value, "detach") else value
 
 
 def _one_number(name: str, value: object) -> float:
@@ -489,7 +493,7 @@ def _one_number(name: str, value: object) -> float:
             f"{name} must return one number, got a {found}",
             fix='take its mean; for a torchmetrics metric, pass average="macro"',
         )
-    return float(value)
+    return float(_detached(value))
 
 
 def _of_all(core: Core, metric: Callable, outputs, targets) -> object:
