@@ -28,6 +28,7 @@ from helpers.sources import Items  # noqa: E402
 
 from tpukit.datasets import packing  # noqa: E402
 from tpukit.datasets.checked_files import seal, unseal  # noqa: E402
+from tpukit.datasets.image_cache import cached_images  # noqa: E402
 from tpukit.datasets.packed_images import PackedImages, PackFolder  # noqa: E402
 from tpukit.datasets.packing import PackOptions, pack  # noqa: E402
 from tpukit.datasets.splitting import split_by_group  # noqa: E402
@@ -76,6 +77,14 @@ def table(images):
 @pytest.fixture(scope="module")
 def packed(table, tmp_path_factory):
     return pack(table, tmp_path_factory.mktemp("packed"), **HOW).folder
+
+
+def test_a_folder_may_begin_with_the_sign_of_the_home_folder(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    pack(images, "~/packed", **QUIET)
+    cached_images(PackedImages("~/packed"), size=8, folder="~/cache", **QUIET)
+    assert {path.name for path in tmp_path.iterdir()} == {"packed", "cache"}
 
 
 @pytest.fixture(scope="module")

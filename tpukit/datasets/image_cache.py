@@ -106,7 +106,7 @@ def choose_images(
     needed = layout_of(plan).bytes
     count = f"{len(packed):,} images at {size_in_words(size)} pixels"
     images = f"{count}, {human_size(needed)}"
-    places = _places(packed, size) if folder is None else [Path(folder)]
+    places = _places(packed, size) if folder is None else [Path(folder).expanduser()]
     reasons = []
     memory = available_memory() if space.memory is None else space.memory
     why_not = _lack_of_memory(needed, memory)
@@ -195,7 +195,7 @@ def build_image_cache(
     plan = _plan(packed, size, exact)
     if folder is None:
         folder = _default_folder(packed, size)
-    target = CacheFolder(Path(folder), plan)
+    target = CacheFolder(Path(folder).expanduser(), plan)
     if target.is_finished:
         return _open(target).labelled_as(packed)
     if not is_writable(target.folder):

@@ -75,7 +75,7 @@ class PackedImages(StoredImages):
         import numpy
 
         size = image_size(size)
-        self._pack = PackFolder(Path(folder).absolute())
+        self._pack = PackFolder(Path(folder).expanduser().absolute())
         folder = self._pack.folder
         manifest = self._pack.read_manifest()
         plan = manifest["plan"]

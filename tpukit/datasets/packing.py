@@ -361,7 +361,7 @@ def _folders(folder) -> list[Path]:
                 f"pack writes to a folder of this machine, got the URL {os.fspath(each)}",
                 fix='pass a folder of this machine or of a mounted drive: pack(source, "packed")',
             )
-    return [Path(each) for each in folders]
+    return [Path(each).expanduser() for each in folders]
 
 
 def _numbers_in_plan(size, options: PackOptions) -> dict:
