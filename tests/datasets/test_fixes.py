@@ -301,6 +301,11 @@ def test_the_fixes_work_for_folders_of_something_else():
     Path("empty").mkdir()
     quietly(items(), "empty")
 
+    Path("file.txt").write_text("")
+    for folder in ("file.txt", "file.txt/pack"):
+        with fixes("resumable: {} cannot be a folder"):
+            quietly(items(), folder)
+    quietly(items(), "a-new-folder")
     with fixes("resumable: {} holds another {}{}") as fix:
         quietly(items(6), "empty")
     quietly(items(6), "other")

@@ -171,7 +171,12 @@ class ResumableFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Make the folder, and lock it against other processes until the block ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise PathExistsError(
+                f"{self.folder} cannot be a folder", found=error, fix="name a new or empty folder"
+            ) from error
         with locks.lock_folder(self.folder):
             yield
 

@@ -78,7 +78,8 @@ def report(core: Core, batches: Batches | None = None) -> Report:
     """Report how a core's process has used its time, and how to make it faster.
 
     The report copies no tensor and does not wait for the device. Only torch_xla counts graphs and
-    copies, so the report has only a few findings on plain CPU, on CUDA and with TorchTPU.
+    copies, so the report has only a few findings on plain CPU, on CUDA and with TorchTPU. In a
+    session, the counts include earlier runs.
 
     Args:
         core: this core; call `report` in the worker function.

@@ -55,7 +55,8 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
 
     Args:
         core: this core; call `profile` in the worker function.
-        folder: the files are written into the subfolder `core-<rank>/` of this folder.
+        folder: the files are written into the subfolder `core-<rank>/` of this folder. Without
+            torch_xla, a later recording replaces the file of an earlier one.
         ranks: the cores to record; other cores run the block without recording. In a preflight, no
             core is recorded.
 
