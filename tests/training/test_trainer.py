@@ -268,14 +268,16 @@ def test_best_weights_that_are_missing_are_named_with_the_fix(tmp_path):
     assert quietly(work, False, cores=1).results[0].resumed
 
 
-def test_a_finished_run_that_is_started_again_counts_images(tmp_path):
-    def work(core):
-        return train(core, epochs=1, checkpoints=tmp_path / "run")["history"]
+def test_a_finished_run_that_is_started_again_has_its_unit_and_its_number_of_cores(tmp_path):
+    def work(core, epochs):
+        return train(core, epochs=epochs, checkpoints=tmp_path / "run")["history"]
 
-    first, again = (quietly(work, cores=1).results[0] for _ in range(2))
+    runs = [(1, 2), (1, 1), (2, 1)]  # epochs and cores: trained, over, and trained on
+    first, again, more = (quietly(work, epochs, cores=cores).results[0] for epochs, cores in runs)
     assert again.resumed
     assert (first.of, again.of) == ("images", "images")
-    assert "images/s" in again._repr_html_()
+    assert (first.cores, again.cores, more.cores) == (2, 2, 1)
+    assert "images/s on 2 cores" in repr(again)
 
 
 def test_one_core_with_twice_the_batch_gives_the_curve_of_two():

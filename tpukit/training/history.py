@@ -54,7 +54,7 @@ class History:
         stopped: the reason if the training ended before its last epoch; otherwise None.
         resumed: the name of the checkpoint that this call of `fit` has continued from; otherwise
             None.
-        cores: the number of cores that trained.
+        cores: the number of cores that trained last.
         of: "images" or "samples": the unit of samples_per_second.
     """
 
@@ -109,6 +109,7 @@ class History:
             "epochs": self.epochs,
             "times": self.times,
             "best": self.best,
+            "cores": self.cores,
             "of": self.of,
         }
 
@@ -117,8 +118,9 @@ class History:
         self.intervals = state["intervals"]
         self.epochs = state["epochs"]
         self.best = state["best"]
-        # Checkpoints of early versions have neither.
+        # Checkpoints of early versions have none of these.
         self.times = state.get("times", [])
+        self.cores = state.get("cores", self.cores)
         self.of = state.get("of", self.of)
 
     def __repr__(self) -> str:

@@ -452,6 +452,7 @@ class Trainer:
         number = at.step + 1
         is_first = number == self._first_step
         if is_first:
+            self.history.cores = self.core.world_size  # in place of those of the checkpoint
             self.history.of = kind_of_samples(self.train.arrange(group[0].tensors))
         if self.options.same_seed:
             # Seed after the batch is made: the dataset's random augmentation must differ per core.
