@@ -72,8 +72,9 @@ class CompileCache:
 
     Attributes:
         folders: programs are written to the first folder, and read from all folders.
-        library: the C library; None if the backend has its own cache, as TorchTPU has.
-        page: the address of the shared memory.
+        library: tpukit's C library, which stores and loads the programs; None if the backend has
+            its own cache, as TorchTPU has.
+        page: the address of the `_Page` in which all processes count their programs.
     """
 
     folders: tuple[Path, ...]

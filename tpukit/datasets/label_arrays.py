@@ -166,8 +166,8 @@ def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:
     """Raise ValueError if two classes of a folder or of a column look the same.
 
     Args:
-        found: the names.
-        all_of_them: code that gives all names, for the fix.
+        found: the names of the classes.
+        all_of_them: the list of these names as Python code, for the fix.
     """
     seen = {}
     for name in found:

@@ -408,11 +408,12 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
     total = count + len(packed)
     left_out = f"{count:,} of {total:,} images were left out"
     if count / total > share:
+        needed = math.ceil(100 * count / total) / 100
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix="copy the images again, and pack into a new folder; or, to use the pack without "
-            f"them: damaged={math.ceil(100 * count / total) / 100}",
+            fix="copy the images again, and pack into a new folder; "
+            f"or let `pack` accept this share of damaged images: damaged={needed}",
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 

@@ -194,7 +194,7 @@ class Answers:
         return self.mean(log_loss(self.truth, self.probabilities))
 
     def too_few(self) -> str:
-        """Return a warning if fewer than `FEW` exams have the label or do not have it; else ""."""
+        """Return a warning if fewer than `FEW` exams are positive, or negative; otherwise ""."""
         having, lacking = count_groups(self.truth, self.exam)
         few = []
         if having < FEW:

@@ -137,7 +137,7 @@ def index_dicom(
 
 
 def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
-    """Print the numbers of other files; return them as rows of `check_exams`."""
+    """Print how many files are not CT slices; return a row on each kind for `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])

@@ -24,7 +24,7 @@ class SliceFeatures(nn.Module):
     ResNet, not copies.
 
     Args:
-        resnet: a ResNet of torchvision or `resnet34`, whose last layer is `fc`.
+        resnet: a ResNet whose last layer is named `fc`, such as `resnet34()` or torchvision's.
     """
 
     def __init__(self, resnet: nn.Module):

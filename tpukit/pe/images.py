@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         and `position` (int, 0 for the first slice of a series).
 
     Raises:
-        FileNotFoundError: no folder or image exists, or a row (with "drop": every row) has no file.
+        FileNotFoundError: the folder is missing or lacks a row's file; with "drop", all rows' files.
         ValueError: two files have the name of the same image.
     """
     check_missing(missing)

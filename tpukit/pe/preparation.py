@@ -54,7 +54,7 @@ class Preparation:
             raise InvalidValueError(
                 f"a Preparation does not describe {type(images).__name__}",
                 found="only PackedImages and CachedImages record how they were made",
-                fix="pass the pack of these images, and save separately how slices are combined",
+                fix="pass the PackedImages or CachedImages from which your dataset reads",
             )
         if "pixels" not in made:  # only the packs of `pack_dicom` have this entry
             raise InvalidValueError(

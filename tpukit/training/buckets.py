@@ -290,7 +290,7 @@ class BucketSampler(ShardedSampler):
         yield rows, (steps[step][rows] if self.limit is None else slice(before, before + len(rows)))
 
     def seen(self) -> int:
-        """Return the number of samples in an unshuffled epoch, without the padding."""
+        """Return how many samples an epoch has besides padding, if epochs are not shuffled."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
     def in_words(self) -> str:

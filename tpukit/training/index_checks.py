@@ -84,7 +84,7 @@ class IndexChecks:
 
     @property
     def is_due(self) -> bool:
-        """Whether the first step has not run yet."""
+        """True until `first_step` has checked a step."""
         return self._limits is None
 
     def check(self, tensors: list) -> None:

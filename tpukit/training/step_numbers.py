@@ -154,7 +154,7 @@ class HostInput:
     sources: frozenset[Source]
 
     def values(self, numbers: StepNumbers) -> list:
-        """Return the value of each possible source in a step."""
+        """Return the value that the input has in a step, according to each possible source."""
         found = []
         for source in self.sources:
             if source == CONSTANT:
@@ -171,7 +171,7 @@ class HostInput:
 
 
 def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list[HostInput]:
-    """Return the inputs, each with the sources that explain it in this and all earlier steps.
+    """Return the inputs, each with the sources that had the input's value in every step so far.
 
     Args:
         inputs: (id, tensor) of each input, as torch_xla gives them.

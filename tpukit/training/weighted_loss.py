@@ -96,7 +96,7 @@ def check_gradient(loss: Loss) -> None:
 
 
 def weight_on_device(loss: Loss):
-    """Return the weight as a tensor () float32 on the device of the total."""
+    """Return `loss.weight` as a float32 tensor () on the device of `loss.total`."""
     import torch
 
     total = loss.total.detach()

@@ -90,7 +90,9 @@ class _Held(NamedTuple):
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Record the files, generators and pools of a worker function before the fork.
+    """Record the open files, random generators and threads that a worker function uses.
+
+    Call `remember` before the cores are forked, so that `refuse_shared` recognises these objects.
 
     Args:
         fn: the worker function. Its closure and the globals in its code are examined, too.

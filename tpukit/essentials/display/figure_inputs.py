@@ -292,7 +292,7 @@ def label_names(names: object, count: int | None = None) -> list[str]:
     """Return names in the order of their numbers, with spaces for underscores.
 
     Args:
-        names: in any form that `names_in_order` reads; None for numbers.
+        names: in any form that `names_in_order` reads. With None, the names are 0, 1, and so on.
         count: the number of labels; None to allow any number of names.
 
     Raises:

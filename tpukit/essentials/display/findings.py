@@ -59,7 +59,7 @@ class Findings(Table):
         return tuple(finding for finding in self.findings if finding.state == state)
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
-        """Return (state, name, fact and fix) of each finding.
+        """Return (state, name, text) of each finding; the text has the fact and the fix.
 
         Args:
             before_fix: text to put before the fix.

@@ -173,7 +173,7 @@ class OwnMemory:
             self._most = self._last.own
 
     def most(self) -> int:
-        """Return the maximum in bytes; 0 if unknown."""
+        """Return the maximum of `own_memory` in bytes; 0 if unknown."""
         # The thread of heartbeats and a core that returns call this at the same time, and each must
         # see the last read of the other.
         with self._lock:

@@ -40,8 +40,8 @@ class Activity:
     """The activity of a core, which its heartbeats report.
 
     Attributes:
-        count: a counter of steps, collectives, lines and items of loops. While it does not change,
-            the core may hang.
+        count: a counter of steps, collectives, printed lines and items of loops. While it does not
+            change, the core may hang.
         waiting: the collective that the core is in; None for none.
         doing: "data" while a loop waits for its next batch, "tracing" while torch records a step,
             "running" while the step is passed to the device; otherwise None.
@@ -59,7 +59,7 @@ class Alive(NamedTuple):
         rank: the core.
         activity: `Activity.count`.
         waiting: the collective that the core is in; None for none.
-        doing: the graph that the core compiles, as `Compiling`, otherwise `Activity.doing`.
+        doing: a `Compiling` while the core compiles a graph; otherwise `Activity.doing`.
     """
 
     rank: int

@@ -43,7 +43,7 @@ class Limits:
             processor busy, so a long compilation is no hang. On macOS only progress counts. None
             for no limit. If all unfinished cores wait for a core that has returned, the limit is
             always five seconds.
-        heartbeat: seconds between two reports of a worker to the kernel.
+        heartbeat: seconds between two reports of a worker to the notebook's process.
 
     Raises:
         InvalidValueError: a value is not a number above 0.

@@ -484,7 +484,7 @@ class InProcessGroup(WorkerGroup):
     """The group on systems without fork: a single core, in the kernel itself."""
 
     def start(self) -> None:
-        """Load the runtime. The core runs later, in `looks`."""
+        """Load the runtime. The method `looks` runs the worker function later."""
         self._runtime.load(self.topology)
         self._watchdog = Watchdog(self.ranks, self.limits, lambda rank: 0.0)
         self.began = time.monotonic()

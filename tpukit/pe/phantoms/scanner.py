@@ -31,7 +31,7 @@ _BOTH = (-1, 1)  # the sign of x on the patient's right and left
 
 
 class Ellipse(NamedTuple):
-    """An ellipse in the plane of a slice; a higher power than 2 gives a squarer shape."""
+    """An ellipse in the plane of a slice; if `power` is more than 2, a squarer shape."""
 
     x: float
     y: float
