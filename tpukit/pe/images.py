@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         and `position` (int, 0 for the first slice of a series).
 
     Raises:
-        FileNotFoundError: the folder is missing or lacks a row's file; with "drop", all rows' files.
+        FileNotFoundError: the folder is missing or lacks a row's file; with "drop", all files.
         ValueError: two files have the name of the same image.
     """
     check_missing(missing)
