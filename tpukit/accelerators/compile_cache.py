@@ -81,7 +81,7 @@ class CompileCache:
     page: int = 0
 
     def enter(self) -> Done:
-        """Make torch_xla load the C library, which loads libtpu; return this process's `Done`.
+        """Make torch_xla load `library`, which itself loads libtpu; return the process's `Done`.
 
         Call this method in a worker, before the XLA client of the worker starts.
         """

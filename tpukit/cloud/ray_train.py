@@ -205,7 +205,7 @@ def _scaling(
         raise InvalidValueError(
             f"accelerator={accelerator!r} is the name of a slice, and topology= is missing",
             fix=f'add the topology: topology="4x4", accelerator="{accelerator}"; '
-            "without a slice, leave accelerator= out: hosts=2",
+            "if the hosts are not a slice, replace accelerator= by their number: hosts=2",
         )
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(

@@ -59,7 +59,7 @@ class EncodedSource(Protocol):
     reader: type
 
     def find(self, work: Path) -> "PackSource":
-        """Return the complete source. This may take long, so it happens when the pack begins.
+        """Find the images for a pack that is not finished; return the source with them.
 
         Args:
             work: the folder `unfinished`, for files that the reader needs.
@@ -72,7 +72,7 @@ class EncodedSource(Protocol):
         """Return the number of bytes of some encoded images."""
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments that make a smaller pack, the largest pack first.
+        """Yield arguments that make a smaller pack, in descending order of the pack's size.
 
         Each is (the argument's name, the code that passes it, the changed entries of the plan).
         """

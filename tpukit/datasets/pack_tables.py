@@ -148,7 +148,7 @@ def read_columns(
     classes,
     root: str = "",
 ) -> FoundFiles:
-    """Read the columns of a DataFrame that the arguments of `pack` name.
+    """Read from a DataFrame the columns that are given as arguments of `pack`.
 
     If there is a single label, its values may be words, or positions in `classes`.
 

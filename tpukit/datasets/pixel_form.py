@@ -143,7 +143,7 @@ def resized(image, size: tuple[int, int], resize: str, *, nearest: bool = False)
 def as_pixels(image):
     """Return a Pillow image as (H, W, C) uint8: C is 3 for RGB, 1 for L, and 2 for F.
 
-    Mode F has values of 16 bits, which become their low and high bytes.
+    Each value of mode F is rounded to 16 bits; its low and its high byte are the two channels.
     """
     import numpy
 

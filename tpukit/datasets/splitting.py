@@ -26,8 +26,8 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     Raises:
         ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
-            rows, has missing words or too many classes, or has several columns with other numbers
-            than 0 and 1.
+            rows, has words for some images only, has too many classes, or has several columns with
+            other numbers than 0 and 1.
     """
     import numpy
 

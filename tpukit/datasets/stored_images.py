@@ -43,8 +43,8 @@ class StoredImages(Dataset):
         groups: (N,) int32, the number of each image's group. Without groups=, an image and its
             copies are a group.
         group_names: the name of each group number; empty without groups=.
-        classes: the names of the class numbers: sub-folders, words, or the classes of a dataset;
-            empty without classes.
+        classes: the name of each class number, such as the name of a sub-folder; empty without
+            classes.
         rows: (N,) int64, the row of each image in the table, or the number of its item or file,
             from 0: `table.fold.to_numpy()[images.rows]` is the fold of each image.
         source_rows: the number of rows of the table, and a digest of its index.

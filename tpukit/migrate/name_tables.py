@@ -200,7 +200,7 @@ def _removed(dead: str) -> Verdict:
 
 
 def library_name(full: str) -> str:
-    """Return a name as in libraries.json, with `pytorch_lightning` for `lightning`."""
+    """Return a name as libraries.json has it: `lightning` becomes `pytorch_lightning`."""
     return re.sub(r"^lightning\.(pytorch\.)?", "pytorch_lightning.", full)
 
 

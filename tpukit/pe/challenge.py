@@ -59,7 +59,7 @@ class Exams:
 
 
 def exams_of(table, name: str = "table") -> Exams:
-    """Arrange a table by exam, and check its answers.
+    """Arrange the rows of a table by exam, and check the values of the labels.
 
     Args:
         table: a table with one row per image and the columns StudyInstanceUID, SOPInstanceUID, and

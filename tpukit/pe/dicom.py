@@ -417,7 +417,7 @@ def hounsfield_table(scale: Scale):
 
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
-    """Return the grey level of every stored value in a window, (65536,) uint8.
+    """Return the grey levels that a window gives to all stored values, (65536,) uint8.
 
     Args:
         scale: the scale of the slice.

@@ -255,6 +255,6 @@ def _check_places(position, headers, names: list[str]) -> None:
         file = names[headers["file"][nowhere[0]]]
         raise InvalidValueError(
             f"{len(nowhere):,} images have no position in the body",
-            found=f"{file} has no ImagePositionPatient, or another orientation than its series",
+            found=f"{file} lacks ImagePositionPatient, or its orientation differs from its series",
             fix="leave the rows of these images, such as localizers, out of the labels",
         )

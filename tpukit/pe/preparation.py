@@ -43,7 +43,7 @@ class Preparation:
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Return the preparation of the `PackedImages` of `pack_dicom`, or of their `CachedImages`.
+        """Return the preparation of a pack that `pack_dicom` made, or of a cache of this pack.
 
         Raises:
             ValueError: `pack_dicom` did not make the images; or an earlier version of tpukit made

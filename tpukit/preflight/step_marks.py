@@ -24,9 +24,9 @@ class _Parameter(NamedTuple):
 
 
 class StepMarks:
-    """Collect marks in `all`, one after each graph in which an optimizer has stepped.
+    """Collect marks in `all`: one after each graph that has a step of an optimizer.
 
-    After each mark, and after 500 graphs without one, the function in `after_step` is called. If
+    The function in `after_step` is called after each mark, and after 500 graphs without a mark. If
     the loop ends its graphs without `core.step()`, everything between two steps of an optimizer
     counts as a single graph.
 

@@ -228,8 +228,9 @@ class Backup:
         The folder's own best.pt is replaced. Neither file is copied if the folder has a complete
         checkpoint of the same or a later step, or if the backup has no complete checkpoint.
 
-        Compiled programs that the folder lacks are always copied, unless `resume` is False or other
-        users can write to the programs in the backup. An error of this copy is ignored.
+        Compiled programs that the folder lacks are copied even if no checkpoint is. They are not
+        copied if `resume` is False, or if other users can write to them in the backup. An error of
+        this copy is ignored.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.

@@ -148,7 +148,7 @@ class Buckets:
                 raise InvalidValueError(
                     f"sample {sample} does not fit into a batch of "
                     f"length {length}: it has length {size}",
-                    found="its length has changed, or sizes holds another length",
+                    found="the dataset has changed the length, or sizes= has a wrong length",
                     fix=(
                         "pass the lengths of the samples as the dataset returns them; a dataset "
                         "that crops at random must crop to one length"
@@ -192,8 +192,8 @@ class Buckets:
                 "pad= must name the parts of a sample that vary in length, and their fill values",
                 found=f"{given}; the parts of sample {sample} are {', '.join(map(repr, found))}",
                 fix=(
-                    f"tpukit.Buckets({self.lengths}, pad={{{values}}}), "
-                    "without the parts of fixed length"
+                    "keep only the keys of pad= whose parts vary in length: "
+                    f"tpukit.Buckets({self.lengths}, pad={{{values}}})"
                 ),
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}

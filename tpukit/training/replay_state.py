@@ -28,7 +28,7 @@ class Places:
         return [table[name] for table, name in self._entries]
 
     def add(self, number: int) -> None:
-        """Add a number to the value of each entry: a tensor on the host, or a Python number."""
+        """Add a number to each value; the values are tensors on the host or Python numbers."""
         for table, name in self._entries:
             table[name] += number
 

@@ -78,7 +78,7 @@ class StepNumbers:
         return found
 
     def sources(self) -> list[Source]:
-        """Return all possible sources, without constants.
+        """Return all possible sources of a number, except `CONSTANT`.
 
         Of several parameters with the same step count, only the first is a source.
         """
@@ -139,7 +139,7 @@ class StepNumbers:
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of a program that is not a tensor of the state, the batch or the seed.
+    """An input of a program, other than the state, the batch and the random seed.
 
     Attributes:
         id: torch_xla's id of the tensor; a tensor gets a new id when its value changes.

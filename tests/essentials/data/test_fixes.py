@@ -296,7 +296,7 @@ def test_the_fixes_work_for_what_fills_samples_up():
             "buckets: pad= must name the parts of a sample that vary in length, and their ..."
         ) as fix:
             padded(pad=pad)
-    made = fix.code(r"^.*?(?=, without)")
+    made = fix.code(r"(?<=length: ).*")
     padded(pad=made.pad, lengths=made.lengths)
 
     dataset = Bytes()

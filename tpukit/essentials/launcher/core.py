@@ -163,8 +163,8 @@ class Core:
                 because a framework has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
                 differ between the cores, such as `["*counts"]`. Begin a pattern with "*", because
-                names of a loop's second model have a prefix. A pattern holds for all models of the
-                launch or session.
+                tpukit puts "1." before the names of the second model in a training loop of your
+                own. A pattern holds for all models of the launch or session.
 
         Raises:
             OutOfSyncError: the cores pass modules with different layers, shapes or settings.

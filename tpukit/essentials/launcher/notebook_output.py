@@ -51,7 +51,7 @@ class NotebookOutput:
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Forget the rows of an earlier run that raised; else the next run would send them."""
+        """Forget logged rows that an earlier run did not send, because it raised an error."""
         self._rows: list[dict] = []  # logged, not yet sent
         self._ends: list[messages.Progress] = []  # ends of loops, sent after the rows they logged
         self._logged_step = 0

@@ -239,7 +239,7 @@ class Session(contextlib.AbstractContextManager):
         """End the workers, which gives the chips back. A second call does nothing.
 
         Raises:
-            SessionEndedError: it is called in a run of the session, by a logger.
+            SessionEndedError: a logger calls `close` during a run of the session.
         """
         with self._lock:
             self._refuse_in_a_run("session.close()")
