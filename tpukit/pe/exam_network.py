@@ -111,6 +111,6 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     raise InvalidValueError(
         f"the weights are of an ExamNetwork with {len(given)} inputs per part, but this network "
         f"has {len(own)}",
-        found=f"inputs are mean and maximum of {half} features; earlier tpukit versions had no maximum",
+        found=f"mean and maximum of {half} features; early versions of tpukit took only the mean",
         fix=f"{fix}; or pass the `features` of the trained network: pe.ExamNetwork(features)",
     )
