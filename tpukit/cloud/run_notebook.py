@@ -507,7 +507,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
     manifest = attempt.manifest()
     for name, stored in manifest.items():
         if attempt.folder.stored(name) != tuple(stored):
-            raise OSError(f"{name} in the folder differs from the file of this machine")
+            raise OSError(f"the copy of {name} in the job's folder differs from the file here")
     write_json(attempt.folder, "manifest.json", manifest)
     write_json(attempt.folder, "result.json", result)
 

@@ -228,8 +228,8 @@ def _length(head: bytes, position: _Position) -> int:
     # A wrong checksum in the first record may also mean that the file is of another kind.
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
-        raise _damaged(problem, "the checksum of its length does not match")
-    evidence = f"{head!r} is not the start of a record: the checksum of its length does not match"
+        raise _damaged(problem, "the checksum of the record's length does not match")
+    evidence = f"{head!r} is not the start of a record: the checksum of the length does not match"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 
 

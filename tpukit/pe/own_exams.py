@@ -55,8 +55,8 @@ def read_exams(
         progress: as for `pack_dicom`.
 
     Returns:
-        A DataFrame with one row per slice, sorted by exam and along the body. Its columns are the
-        identifiers of study, series and image, `exam`, `patient`, `description` of the series,
+        A DataFrame with one row per slice, sorted by exam and along the body. Its columns are
+        StudyInstanceUID, SeriesInstanceUID, SOPInstanceUID, `exam`, `patient`, `description`,
         `path`, `position` in mm, `number` (InstanceNumber), and a uint8 column per label. If a
         series has no positions, `position` is the InstanceNumber. If the table has labels of
         images, their columns are named `<label>_on_image`, and `<label>` is 1 if the exam has a
