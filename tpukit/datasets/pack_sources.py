@@ -133,7 +133,7 @@ class PackSource:
 
     @property
     def is_stream(self) -> bool:
-        """True for items that can only be iterated; `pack` stores them before it packs them."""
+        """True for items without indices, which `pack` can only read in their own order."""
         return self.items is not None and not self.items.by_number
 
     @property

@@ -269,7 +269,7 @@ class PackedImages(StoredImages):
             out: an array (n, H, W, C) uint8 to write into; None for a new one.
 
         Returns:
-            The array, with C of `shape`. With masks, the fourth channel is each pixel's class.
+            The array. With masks, the last channel is the class of each pixel.
 
         Raises:
             IndexError: an index is not one of 0 to N - 1.

@@ -388,7 +388,7 @@ def _reopen(described: PackSource, target: PackFolder) -> PackedImages:
         repaired = _repaired(described, target, packed.skipped, noted=target.folder)
         if repaired:
             raise target.another(
-                "it was packed without images that were damaged then and are intact now, such as "
+                "it lacks images that were damaged when it was packed, but are intact now, such as "
                 f"{repaired}"
             )
     elif described.is_stream:

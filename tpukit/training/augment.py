@@ -372,9 +372,9 @@ def _check_images(images) -> None:
     # separately would give wrong values.
     if images.dtype == torch.uint8 and shape[1] == 2:
         raise InvalidValueError(
-            "augment cannot move images of two bytes per pixel: it would mix low and high bytes",
+            "augment cannot interpolate pixels of two bytes: it would mix low and high bytes",
             found=f"{found}, as pack_dicom(form='int16') and PackOptions(mode='I;16') make them",
-            fix="turn the bytes into values in the step; for form='int16': "
+            fix="turn the bytes of a batch into values first; for form='int16': "
             "Augment(...)((pe.hounsfield(images) + 1024) / 4096, labels); for mode='I;16': "
             "Augment(...)(tpukit.datasets.uint16_values(images) / 65535, labels)",
         )

@@ -185,7 +185,8 @@ def show_time(history) -> Figure:
     """Draw the time of a run as one bar of its parts, with advice on the part to improve.
 
     Args:
-        history: the `History` of `fit`, from core 0: the figure names this core.
+        history: the `History` that `fit` returned on core 0, because the figure's label says
+            "seconds of core 0".
 
     Returns:
         a figure of matplotlib.

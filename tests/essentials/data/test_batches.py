@@ -236,7 +236,7 @@ def test_an_epoch_in_order_is_continued_on_the_same_cores_only():
     )  # as many samples per step, and others
     with pytest.raises(
         ValueError,
-        match=r"(?s)saved with cores=2, batch_size=4.*; here cores=4.*fix: .*shuffle was True",
+        match=r"(?s)saved with cores=2, batch_size=4.*; here cores=4.*fix: .*both runs have shuffle=True",
     ):
         other.load_state_dict(saved.state_dict())
     list(saved)

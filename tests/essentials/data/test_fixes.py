@@ -135,7 +135,7 @@ def test_the_fixes_work_for_options_of_augment():
 
     images = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
     with fixes(
-        "augment: augment cannot move images of two bytes per pixel: it would mix low and ..."
+        "augment: augment cannot interpolate pixels of two bytes: it would mix low and high ..."
     ):
         Augment()(images, torch.zeros(2))
     Augment()((pe.hounsfield(images) + 1024) / 4096, torch.zeros(2))

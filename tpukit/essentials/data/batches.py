@@ -366,8 +366,8 @@ class Batches:
                 f"the saved state is {state['samples']} samples after the start of an epoch, and "
                 "this run would divide the epoch in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
-                fix="use the settings of the saved run; cores and batch size may change only if "
-                "shuffle was True from the start and buckets are not used",
+                fix="use the settings of the saved run; within an epoch, cores and batch size may "
+                "change only if both runs have shuffle=True and no buckets",
             )
         self.epoch = state["epoch"]
         self._done = state["samples"]

@@ -57,7 +57,7 @@ class ShardedSampler:
         return self.batch_size * self.world_size
 
     def steps(self, done: int = 0) -> int:
-        """Return the number of remaining steps, after `done` samples of all cores."""
+        """Return how many steps remain after the first `done` samples of the epoch."""
         left = self.count - done
         if self.drop_last:
             steps = left // self.samples_per_step

@@ -23,7 +23,7 @@ def part_of(file: Path) -> Path:
 
 
 def is_installed_file(path: str) -> bool:
-    """Return whether a file is of an installed package. Colab and Debian have dist-packages."""
+    """Return whether a file is in site-packages, or in dist-packages as on Colab and Debian."""
     return "site-packages" in path or "dist-packages" in path
 
 

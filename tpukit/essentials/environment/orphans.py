@@ -63,7 +63,7 @@ class CleanupReport(Table):
         return f"ended {counted(len(self.orphans), 'orphaned worker')}"
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return (process, kernel, chips and command) of every worker."""
+        """Return three texts per worker: its process; its kernel; its chips and command."""
         found = []
         for orphan in self.orphans:
             chips = ", ".join(orphan.chips) or "no chip"

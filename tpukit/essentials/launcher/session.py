@@ -288,7 +288,7 @@ class Session(contextlib.AbstractContextManager):
         if self._is_running:
             raise SessionEndedError(
                 "the session is busy: it runs one function at a time",
-                fix=f"{call} after the run, not in a logger",
+                fix=f"call {call} after the run; a function in loggers= may not call it",
             )
 
     def _drew_unequally(self) -> bool:

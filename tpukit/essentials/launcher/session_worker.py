@@ -54,7 +54,7 @@ class StoppingPoint:
 
     Attributes:
         passed: number of boundaries that the core has passed in this run.
-        arrived: number of boundaries that the core has passed, or is about to pass.
+        arrived: `passed`, plus 1 while the core is in `cross`.
         limit: number of boundaries that the core may pass; the command thread sets this number.
         is_paused: whether the core waits at a boundary.
     """

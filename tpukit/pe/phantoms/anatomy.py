@@ -213,7 +213,7 @@ class Embolus:
     extent: tuple[float, float] | None = None  # first and last z in mm; None for the whole clot
 
     def at(self, z: float) -> bool:
-        """Return whether a slice at z may cut the clot."""
+        """Return False if the plane at z is above or below the clot."""
         return self.extent is None or self.extent[0] <= z < self.extent[1]
 
 
