@@ -289,7 +289,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
-    """Restore files and secrets, start the two threads, and execute the notebook."""
+    """Set variables, with the secrets; restore files, start two threads, execute the notebook."""
     plan = request["plan"]
     threading.Thread(
         target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True

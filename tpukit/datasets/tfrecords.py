@@ -166,14 +166,14 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
         # Compressed files often have the same ending as others, so their first bytes decide.
         start = plain.read(_HEAD)
         plain.seek(0)
-        if not start:
-            raise _damaged(f"{file} is empty", "0 bytes")
         stream = gzip.GzipFile(fileobj=plain) if _is_gzip(start) else plain
         with stream:
             number = 0
             offset = 0
             while True:
                 data = _read_record(stream, _Position(file, number, offset))
+                if data is None and number == 0:
+                    raise _damaged(f"{file} is empty", "0 bytes")
                 if data is None:
                     return
                 yield data

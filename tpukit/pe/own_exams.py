@@ -38,7 +38,8 @@ def read_exams(
     """Find the CT slices of exams in a folder, and join a table of labels to them.
 
     Localizers, reports, images of other modalities and files that are not DICOM are left out, and
-    counted. Exams in the folder that the table does not name are left out, too.
+    counted. So are slices without a position, or with another orientation, in a series where others
+    have positions. Exams in the folder that the table does not name are left out, too.
 
     Args:
         folder: the folder of the exams. Files and folders may have any names.
