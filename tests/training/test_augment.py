@@ -428,8 +428,8 @@ def test_images_of_another_kind_are_refused(images, said):
     [
         (torch.zeros(4), ((LEFT, RIGHT),), "labels must be (4, 7), got Tensor (4,)"),
         (torch.zeros(4, 6), ((LEFT, RIGHT),), "must be (4, 7), got Tensor (4, 6)"),
-        (torch.zeros(3, 10), ((LEFT, RIGHT),), "here (4, 10), got Tensor (3, 10)"),
-        (torch.zeros(4, 11), SIDES["swap_labels"], "here (4, 10), got Tensor (4, 11)"),
+        (torch.zeros(3, 10), ((LEFT, RIGHT),), "must be (4, 10), got Tensor (3, 10)"),
+        (torch.zeros(4, 11), SIDES["swap_labels"], "must be (4, 10), got Tensor (4, 11)"),
         (torch.tensor(1.0), ((LEFT, RIGHT),), "got Tensor ()"),
         (None, ((LEFT, RIGHT),), "got NoneType ()"),
     ],
