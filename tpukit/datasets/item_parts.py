@@ -126,7 +126,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {keys}, without a usual name of a label",
+            f"none of the keys {keys} is a usual name of a label",
             fix='name the key of the label: pack(..., labels="species"); or, if there is no label: '
             "labels=[]",
         )

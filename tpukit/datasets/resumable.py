@@ -175,7 +175,9 @@ class ResumableFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise PathExistsError(
-                f"{self.folder} cannot be a folder", found=error, fix="name a new or empty folder"
+                f"{self.folder} cannot be created, because it or a part of its path is a file",
+                found=error,
+                fix="name a new or empty folder",
             ) from error
         with locks.lock_folder(self.folder):
             yield

@@ -100,7 +100,7 @@ class IndexChecks:
                 self.compare(tensors[place], limit)
 
     def compare(self, values, limit: _Limit) -> None:
-        """Raise if values are out of range; set `unequal` if some of them are ignored."""
+        """Raise if values are out of range; set `unequal` if the loss ignores some values."""
         if limit.ignored is not None and _has(values, limit.ignored):
             values = values[values != limit.ignored]
             if limit.is_mean:

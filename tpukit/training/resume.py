@@ -430,7 +430,7 @@ class TimeLimit:
     def record(self, what: str, seconds: float) -> None:
         """Record the duration of an "interval", "evaluation" or "save".
 
-        `update` leaves enough time for the longest of each.
+        `update` reserves time for the longest interval, evaluation and save so far.
         """
         self._longest[what] = max(self._longest[what], seconds)
 

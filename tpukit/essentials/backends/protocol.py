@@ -264,7 +264,7 @@ class Backend:
         return None
 
     def loads(self) -> tuple[int, float]:
-        """Return (number of graphs from the compilation cache, seconds) of this process."""
+        """Return (number of graphs loaded from the compilation cache, seconds of loading them)."""
         return 0, 0.0
 
     def compiling(self) -> Compiling | None:

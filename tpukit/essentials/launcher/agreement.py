@@ -298,7 +298,7 @@ class Agreement:
         return batches
 
     def before_average(self, optimizer) -> None:
-        """Register an optimizer in the loop, before its gradients are averaged."""
+        """Register an optimizer whose gradients are averaged next."""
         loop = self._loop
         if optimizer in loop.steps or not self._watches():
             return

@@ -170,8 +170,8 @@ class Failures:
     def first(self) -> Failure | None:
         """Return the failure that caused the others.
 
-        That is the earliest failure outside of a collective if there is one, otherwise the earliest
-        of all.
+        That is the earliest failure outside of a collective. If all failures were in collectives,
+        it is the earliest of these.
         """
 
         def order(failure: Failure) -> tuple[bool, float]:

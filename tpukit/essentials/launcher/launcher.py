@@ -149,7 +149,7 @@ class WorkerError(TpukitError, RuntimeError):
 
 
 class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
-    """The user interrupted the run, so tpukit has ended or stopped its workers.
+    """The user interrupted the run, so tpukit has stopped the worker function.
 
     The exception has the fields of `TpukitError`, but `except Exception` does not catch it.
 
@@ -350,8 +350,7 @@ def outcome(group: WorkerGroup) -> Run:
     """Return the `Run` after every core has returned, if the cores are in sync.
 
     Raises:
-        WorkerError: the cores are out of sync. The kernel compares them, because a core that
-            returns must not wait for the others.
+        WorkerError: the states of the cores at the end are out of sync.
     """
     error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:
