@@ -82,7 +82,7 @@ def run_in_processes(
             `sys.stdin.buffer`. () if the processes read nothing.
 
     Raises:
-        ValueError, OSError: a task raised this error. All other processes were ended.
+        ValueError, OSError: a task raised such an error. All other processes were ended.
         RuntimeError: a process ended in any other way; the text has the end of its log.
         Exception: an iterator of `feeds`, which this process runs, raised this error.
     """

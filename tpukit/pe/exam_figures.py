@@ -44,7 +44,7 @@ def show_exams(
     """Draw the probability of an embolus along the body, and the slices that truly show one.
 
     Half of the panels show exams with an embolus, ordered from many slices with an embolus to few.
-    The other half show exams without an embolus, from high probabilities, which are errors, to low.
+    The other half show exams without an embolus, ordered from a high probability to a low one.
     If there are too few exams of one kind, more exams of the other kind are drawn.
 
     Args:

@@ -157,7 +157,7 @@ class Preflight(Findings):
     def hbm_bytes(self) -> int:
         """The largest number of bytes of HBM in use at any time.
 
-        While a graph runs, HBM has its arguments, results and temporaries, all other tensors on
+        HBM holds the arguments, results and temporaries of the running graph, all other tensors on
         the device, and the code of all graphs. If a graph does not fit, the result is the number in
         the compiler's message; if the message has none, one byte more than the HBM of a core.
         """

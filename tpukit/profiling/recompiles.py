@@ -45,7 +45,7 @@ class RecompileMonitor:
     At first, the monitor compares only the shapes of the batches, in 10 microseconds per step
     (measured). After a compilation with another cause, it computes a hash of the graph of every
     step, which takes 2 ms for a ResNet-34. Each graph with a new hash is compared with the
-    previous graph of this kind.
+    previous graph that had a new hash.
 
         monitor = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
