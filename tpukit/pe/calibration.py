@@ -173,7 +173,7 @@ def calibration_table(labels, before, after=None):
 
 @dataclass(frozen=True)
 class Answers:
-    """The predicted and true answers of one label: N images for the first label, else N exams."""
+    """N predicted and true answers: of N images for the first label, of N exams for any other."""
 
     label: str  # a member of `pe.LABELS`
     probabilities: object  # (N,) float64, the predicted answers

@@ -65,7 +65,7 @@ def gather_with_gradient(core, tensor):
 
 
 def mean_by_name(core, values: Mapping) -> dict:
-    """Return the means over the cores of numbers and tensors with the same name. Collective.
+    """Return, by name, the mean of each number and tensor over the cores. Collective.
 
     Dicts may be nested. Tensors are averaged in the order of their names. The cores compare the
     names, but not in a step that is recorded as a graph and has only tensors in `values`.
