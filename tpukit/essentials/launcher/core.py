@@ -502,7 +502,7 @@ class Core:
         contain dicts.
 
         Raises:
-            OutOfSyncError: the dicts of the cores have different names.
+            OutOfSyncError: the dicts of the cores have different names or kinds of values.
         """
         import torch
 
