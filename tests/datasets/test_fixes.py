@@ -491,7 +491,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
     files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
     folder_of(Path("covid"), *files)
     with fixes(
-        "folder_layouts: {} has masks in each class, and pack would take them for images ..."
+        "folder_layouts: {} has masks in each class, and pack would store them as images ..."
     ) as fix:
         quietly("covid")
     made = written(fix)

@@ -91,7 +91,7 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
     pattern = os.path.join(glob.escape(folder), "*", images[0], "*")
     files = f"files = sorted(glob.glob({pattern!r})); {_parts_of_paths(folder, 'files')}"
     raise InvalidValueError(
-        f"{folder} has masks in each class, and pack would take them for images of the class",
+        f"{folder} has masks in each class, and pack would store them as images of the class",
         found=f"each sub-folder contains {_list(common)}",
         fix=f"to pack the images without the masks: {files}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
@@ -126,7 +126,7 @@ def _refuse_people(layout: _Layout) -> None:
     if have_classes_inside and not _parts(layout) and 2 * complete > len(classes):
         raise InvalidValueError(
             f"the {len(classes)} sub-folders of {folder} look like patients and not like classes",
-            found=f"{_list(classes)}; in most of them lie {_list(sorted(kinds))}",
+            found=f"{_list(classes)}; most of them contain {_list(sorted(kinds))}",
             fix=f"files = {_files(layout)}; {_parts_of_paths(folder, 'files')}; "
             'table = pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
             '"label": [part[1] for part in parts]}); '

@@ -350,8 +350,8 @@ def _sixteen_bits(array):
     if array.shape[2] != 1 or array.dtype == "uint8":
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, not for {array.shape} {array.dtype}',
-            fix='options=tpukit.PackOptions(mode="L"); or pass one channel of uint16: '
-            "image[..., :1]",
+            fix='options=tpukit.PackOptions(mode="L"); or, if the image is uint16, pass one '
+            "channel: image[..., :1]",
         )
     check_16_bits(array)
     return byte_pairs(array[:, :, 0])

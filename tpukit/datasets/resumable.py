@@ -244,7 +244,7 @@ class ResumableFolder:
             raise PathExistsError(fact, found=others[:4], fix="name a new or empty folder")
 
     def finish(self, **facts) -> None:
-        """Write the manifest with these facts, and remove the files of the unfinished folder."""
+        """Write the manifest with these facts, and remove all temporary files."""
         self.remove_parts()
         manifest = {"format": self.format, "plan": self.plan, **facts}
         write_file(self.folder / self.manifest_name, seal(manifest))

@@ -58,7 +58,7 @@ class Piece:
         fixed_line: for a cell inside a string, the line on which the string begins; each finding in
             this cell gets the same line. 0 for other pieces.
         tree: the syntax tree, without magics and without the lines that Python refuses; empty if
-            Python refuses `_MOST_BROKEN` lines.
+            Python refuses at least `_MOST_BROKEN` lines.
         shell: the magics and shell commands, by the number of their first line, from 1.
         broken: the parser's message for each line that Python refuses, by the line's number.
     """

@@ -289,7 +289,7 @@ def launch(
 
 
 def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
-    """Run `fn` on every core as `launch` does, without a check of the call itself."""
+    """Run `fn` on every core as `launch` does; `fn` and `args` are not checked."""
     host = MachineInfo.read()
     task, topology = plan(fn, args, options, host)
     # The display opens first: it shows the wait for chips and the start of the workers, too.

@@ -37,7 +37,7 @@ _LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).paren
 
 
 class Circumstances(NamedTuple):
-    """The state of the kernel that the workers copy before a run.
+    """The part of the kernel's state that the workers copy before a run.
 
     Attributes:
         folder: the working directory.
