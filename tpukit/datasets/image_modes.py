@@ -59,7 +59,7 @@ def to_form(image, form: PixelForm = _DEFAULT):
         A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).
 
     Raises:
-        ValueError: `form` has no window, and the image has more than 16 bits or floats; `form` has
+        ValueError: `form` has no window, and the image has floats or more than 16 bits; `form` has
             a window, and the image has several channels of 16 bits; the mode is "I;16", and the
             image is not one channel of whole numbers from 0 to 65,535; or Pillow cannot convert
             the image.

@@ -186,8 +186,8 @@ def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:
 def check_classes(classes: Sequence[str], *, are_texts: bool = False) -> None:
     """Raise ValueError if classes= names a class twice.
 
-    Names that only look the same, such as "a" and "A", are two classes, because the user wrote
-    these names. If all names are numbers, "1" and "01" are one class; with `are_texts`, two.
+    Names that differ only in upper and lower case, such as "a" and "A", are two classes. If all
+    names are numbers, "1" and "01" are one class; with `are_texts`, two.
     """
     are_numbers = not are_texts and all(map(_reads_as_number, classes))
     first = {}

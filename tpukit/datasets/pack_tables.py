@@ -43,7 +43,7 @@ def _separator(source) -> str:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError if `source` is a file; call this only for other files than CSV and TSV."""
+    """Raise ValueError if `source` is a file. The caller has handled CSV and TSV files before."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"

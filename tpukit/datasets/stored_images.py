@@ -153,7 +153,8 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix="assign positions in .classes, from 0; for other classes, pack again",
+                fix=f"assign class numbers from 0 to {len(self.classes) - 1}; for other classes, pack "
+                "the images again",
             )
         if are_other_numbers(self.classes):
             print(

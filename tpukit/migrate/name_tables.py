@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     """What has changed about a name.
 
     Attributes:
-        kind: the kind of the change, such as "moved"; an anchor on the docs page.
+        kind: the kind of the change, such as "moved". The docs page has an anchor of this name.
         happened: the change, and its version.
         write: the code to write instead, or what to do.
     """

@@ -150,7 +150,7 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per core and step, in all batches of a step; None if the step has no batch."""
+        """Samples per core and step, the sum over the step's batches; None without a batch."""
         return samples_of(self.recording.batches)
 
     @property

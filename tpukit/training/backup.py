@@ -368,7 +368,7 @@ def _place(address: str) -> "_Folder | UrlPlace":
 def refuse_unmounted(folder: Path) -> None:
     """Raise PathNotFoundError if neither a backup folder nor its parent exists.
 
-    Without its drive, the backup would be a new folder of this machine, and be lost with it.
+    If the drive is not mounted, a new folder would be on this machine, and be lost with it.
     """
     if not folder.is_dir() and not folder.parent.is_dir():
         raise PathNotFoundError(

@@ -62,8 +62,8 @@ class Buckets:
         """Return for every sample the index of its bucket in `lengths`: (N,) int64.
 
         Raises:
-            ValueError: a sample is longer than the largest length, or `sizes` belongs to another
-                dataset.
+            ValueError: a sample is longer than the largest length, or `self.sizes` belongs to
+                another dataset.
         """
         import numpy
 

@@ -310,7 +310,7 @@ class RunState:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder in the block, and then wait until the last save is complete. Collective.
+        """Lock the folder in the block; at its end, wait for the last save. Collective.
 
         Raises:
             CheckpointError: another run uses the folder, or the last save failed.

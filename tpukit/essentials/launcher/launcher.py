@@ -60,7 +60,8 @@ class Run:
 
     Attributes:
         results: the return values of the worker function, by rank, with tensors on the CPU. None
-            for a core that has not returned, which is only possible in the `Run` of an error.
+            for a core that has not returned, which is only possible in the attribute `run` of an
+            exception.
         cores: number of cores that ran.
         device: the kind of core, such as "TPU v5e core".
         seconds: wall time to the last result, from the fork; in a session, from the call of `run`.

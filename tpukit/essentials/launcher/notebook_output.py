@@ -31,8 +31,8 @@ class NotebookOutput:
     Args:
         rank: the rank of the core.
         send: sends a message to the kernel.
-        activity: the core's activity. Output increases its counter, and a loop that waits for a
-            batch sets `doing` to "data".
+        activity: the core's activity. Each output increases `activity.count`. A loop that waits for
+            a batch sets `activity.doing` to "data".
         to_host: copies the tensors of a value to host memory.
     """
 
