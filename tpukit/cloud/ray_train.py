@@ -61,7 +61,8 @@ def launch_on_hosts(
     hosts. On each host, the function runs in a temporary folder. If the path in
     `fit(checkpoints=...)` is relative to this folder, tpukit copies the checkpoints to `storage`
     within seconds. Other files of the folder are deleted at the end. If a host is lost, all hosts
-    start again from the last checkpoint. A later call with the same storage and name continues from it, too.
+    start again from the last checkpoint. A later call with the same storage and name continues
+    from it, too.
 
     Args:
         fn: the worker function, as for `launch`.

@@ -237,13 +237,13 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         column: a column of a table; a categorical column has its own classes and their order.
         name: the name of the column, for messages.
         classes: the classes in the order of their numbers; None for the words of the column,
-            sorted. If all classes are numbers, a number in the column is the name of a class.
-            Otherwise, if the column has no words, a number is the position of a class, from 0.
+            sorted. If all classes are numbers, a number in the column is the name of a class. If
+            not, and the column has only numbers, they are the positions of the classes, from 0.
             True, False and intervals are compared as text, such as "True".
 
     Returns:
-        The class numbers, (N,) float32, and the classes. None if `classes` is None, and the column
-        is not categorical and has no words. Here text such as "7" is a number, not a word.
+        The class numbers, (N,) float32, and the classes. None for a column of numbers without
+        `classes`, if it is not categorical. Text such as "7" counts as a number here.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.

@@ -212,7 +212,7 @@ def library_verdict(full: str) -> Verdict | None:
 
 
 def argument_rules(full: str) -> list[dict]:
-    """Return the rules for the arguments of a function, each with its kind of verdict."""
+    """Return the rules for a function's arguments; each rule has a `kind` as in `Verdict`."""
     kind = entry_of(full).get("kind")
     own = [{"kind": kind, **rule} for rule in entry_of(full).get("arguments", ())]
     others = table("libraries", "arguments").get(library_name(full), ())

@@ -108,7 +108,7 @@ def find_files(folder) -> list[str]:
     """Return the sorted paths, relative to a folder, of all DICOM files below it.
 
     Files that end in .dcm or .dicom are returned. Other files are returned if their first 132 bytes
-    are those of DICOM. The number of files that are left out is printed, by their ending. Hidden
+    are those of DICOM. For each other ending, the number of files left out is printed. Hidden
     files and folders, __MACOSX and DICOMDIR are ignored. Links to folders are not followed.
 
     Raises:
@@ -267,8 +267,8 @@ def read_headers(
         decoders: True to check that an installed package decodes each transfer syntax.
 
     Returns:
-        The headers, (N,) of dtype `header_type`; and a list with [number of the file, reason] for each
-        file that is damaged or is not a CT slice.
+        The headers, (N,) of dtype `header_type`; and a list with [number of the file, reason] for
+        each file that is damaged or is not a CT slice.
 
     Raises:
         ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.

@@ -250,7 +250,7 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """Dollars per million samples, by the estimated time of a step, if the cores never wait."""
+        """Dollars per million samples, from the estimated time of a step without waiting."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
     @property

@@ -356,7 +356,7 @@ class Backup:
         except OSError as error:
             raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
         if self._is_abandoned:
-            raise TpukitRuntimeError(f"{name} was read after the wait for the backup had ended")
+            raise TpukitRuntimeError(f"reading {name} from the backup took too long")
 
 
 def _place(address: str) -> "_Folder | UrlPlace":

@@ -83,8 +83,8 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
         raise InvalidValueError(
             f"{name} needs every sample once, but a stream (steps=) has no last sample",
             fix=(
-                "a dataset with a length, such as list(stream): core.batches(dataset, "
-                "batch_size=...)"
+                "pass a dataset with a length, such as a list of the samples: "
+                "core.batches(dataset, batch_size=...)"
             ),
         )
     if sampler.shuffle or sampler.drop_last:

@@ -143,7 +143,7 @@ class StreamBatches(Batches):
     def facts(self) -> dict[str, object]:
         """Return the layout and the shards of a Hugging Face stream, without reading a sample.
 
-        Both must be equal on all cores, because each core uses only its share of the stream.
+        Each core takes its share of the same whole stream, so both must be equal on all cores.
         """
         if self._facts is None:
             self._facts = {}

@@ -19,7 +19,7 @@ class Found:
     """The result of `watching`.
 
     Attributes:
-        is_used: whether one of the objects was used.
+        is_used: whether one of the watched objects was used.
         unwatched: names of the classes whose objects cannot be watched.
     """
 

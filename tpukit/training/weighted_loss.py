@@ -56,14 +56,15 @@ def as_loss(value: object) -> Loss:
         raise InvalidTypeError(
             f"the loss must return one number, or (total, weight); got a {type(value).__name__}",
             found=f"({kinds})",
-            fix="return its first part: loss=lambda outputs, targets: loss(outputs, targets)[0]",
+            fix="return only the first part: "
+            "loss=lambda outputs, targets: your_loss(outputs, targets)[0]",
         )
     if isinstance(value, Mapping):
         raise InvalidTypeError(
             f"the loss must return one number, got a {type(value).__name__}",
             found=f"its parts are {', '.join(map(repr, value))}",
             fix="return their sum: loss=lambda outputs, targets: "
-            "sum(loss(outputs, targets).values())",
+            "sum(your_loss(outputs, targets).values())",
         )
     if isinstance(value, Real):
         return Loss(value)

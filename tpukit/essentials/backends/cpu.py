@@ -382,7 +382,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """The dry run with CPU processes. On a system without fork, the kernel runs a single core."""
+    """The dry run with CPU processes; without `os.fork`, with a single core in this process."""
 
     name = "cpu"
     backend = Cpu
