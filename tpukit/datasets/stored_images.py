@@ -153,7 +153,7 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix=f"assign 0 to {len(self.classes) - 1}; for other classes, pack the data again",
+                fix=f"use numbers from 0 to {len(self.classes) - 1}; for other classes, pack again",
             )
         if are_other_numbers(self.classes):
             print(

@@ -108,7 +108,7 @@ def find_files(folder) -> list[str]:
     """Return the sorted paths, relative to a folder, of all DICOM files below it.
 
     Files that end in .dcm or .dicom are returned. Other files are returned if their first 132 bytes
-    are those of DICOM. For each other ending, the number of files left out is printed. Hidden
+    are those of DICOM. The number of all remaining files is printed for each ending. Hidden
     files and folders, __MACOSX and DICOMDIR are ignored. Links to folders are not followed.
 
     Raises:

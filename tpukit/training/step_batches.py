@@ -32,7 +32,7 @@ def next_step(batches: Iterator[Sent], accumulated: int) -> list[Sent]:
 def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
     """Return the optimizer steps per epoch.
 
-    Print a line if the data has fewer than `wanted` steps, or not enough batches for the last step.
+    Print a line if the data has too few steps, or the last step fewer than `accumulated` batches.
 
     Args:
         core: this core.

@@ -46,7 +46,7 @@ def as_loss(value: object) -> Loss:
 
     Raises:
         InvalidTypeError: the result is a mapping, or a sequence other than `(total, weight)`.
-        InvalidValueError: the result is None, several numbers, or an object of another type.
+        InvalidValueError: the result is None, a tensor of several numbers, or of another type.
     """
     if isinstance(value, list | tuple):
         if len(value) == 2 and _is_one_number(value[0]) and _is_one_number(value[1]):

@@ -453,7 +453,7 @@ class CpuRuntime(Runtime):
 
 
 def dry_run_cores(machine) -> int:
-    """Return the default number of cores: 2 to 8, by the processors; 1 without `os.fork`."""
+    """Return the default number of cores: one per processor, from 2 to 8; 1 without `os.fork`."""
     if not hasattr(os, "fork"):
         return 1
     return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))

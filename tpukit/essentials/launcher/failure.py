@@ -132,8 +132,8 @@ class Failure:
 class Failures:
     """The failures of a run so far.
 
-    The report of the first failure may arrive later than other reports, so the kernel waits for
-    0.5 s. It waits for 2 s if all failed cores were in collectives: another core is the cause.
+    The report of the first failure may arrive later than others, so the kernel waits for 0.5 s. If
+    all failed cores were in collectives, another core is the cause: the kernel waits for 2 s.
     """
 
     def __init__(self) -> None:
