@@ -92,8 +92,8 @@ class Piece:
     def parse(self) -> None:
         """Parse the text, and fill `tree`, `shell` and `broken`.
 
-        The parser reports only the first line that it refuses. So `parse` works on a copy of the
-        text. It replaces the refused line by a placeholder, and runs the parser again.
+        The parser reports only the first line that it refuses. So `parse` replaces this line by a
+        placeholder, in a copy of the text, and runs the parser again.
         """
         lines = [line.rstrip("\r\n") for line in self.lines]
         while len(self.broken) < _MOST_BROKEN:

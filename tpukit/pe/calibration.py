@@ -173,7 +173,7 @@ def calibration_table(labels, before, after=None):
 
 @dataclass(frozen=True)
 class Answers:
-    """N predicted and true answers: of N images for the first label, of N exams for any other."""
+    """Predicted and true answers of one label, for N images or, if it is an exam label, N exams."""
 
     label: str  # a member of `pe.LABELS`
     probabilities: object  # (N,) float64, the predicted answers

@@ -249,9 +249,9 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
                 fix=f"fill {name} in; or leave out the whole exam, {reason}",
             )
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
-        got = f"{np.shape(features)} for {len(table)} rows of the table"
+        rows = f"{len(table)} rows of the table, got {np.shape(features)}"
         raise InvalidValueError(
-            f"features must have one row per row of the table, got {got}",
+            f"features must have one row for each of the {rows}",
             fix="pass only the images' rows of the table, in their order: table.iloc[images.rows]",
         )
     if has_labels:

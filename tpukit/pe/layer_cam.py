@@ -76,7 +76,7 @@ class Occlusion(torch.nn.Module):
         self.patches = patches
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return how much the logit falls without each pixel's patch, (N, H, W) float32, from 0."""
+        """Return for each pixel how much the logit falls without its patch, (N, H, W) float32."""
         height, width = images.shape[2:]
         row = torch.arange(height, device=images.device) * self.patches // height
         column = torch.arange(width, device=images.device) * self.patches // width

@@ -193,7 +193,7 @@ class StreamFeed:
         sampler: the steps of this core.
         transfer: function that sends a list of tensors to the device.
         workers: number of loader processes of this core; 0 for none.
-        in_turn: True if other cores are threads of this process, so that cores must read in turn.
+        in_turn: True if other cores are threads of this process. They must then read in turn.
         numbers: function that returns a context with this core's own random numbers, for reading
             without loader processes.
     """

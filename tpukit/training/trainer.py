@@ -179,11 +179,11 @@ def fit(
             no limit.
         replay: True captures a step's program once and runs it again without the Python of the
             step, on XLA only. Your code must then do the same operations in every step.
-            docs/replay.md lists which values may change. `fit` prints from which step on it
-            replays, or why it captures every step. CPU processes, GPUs and TorchTPU
-            train as with False. Replay needs memory for a second set of weights and optimizer
-            state. With False, `fit` prints once if a step's Python takes more than 1.3 times as
-            long as its program on the TPU.
+            docs/replay.md lists the values that may change, and the changes that `fit` does not
+            detect. `fit` prints from which step on it replays, or why it captures every step. CPU
+            processes, GPUs and TorchTPU train as with False. Replay needs memory for a second set
+            of weights and optimizer state. With False, `fit` prints once if a step's Python takes
+            more than 1.3 times as long as its program on the TPU.
         options: rare options: `FitOptions(log_every=10)`.
 
     Raises:
