@@ -303,7 +303,7 @@ def test_the_fixes_work_for_folders_of_something_else():
 
     Path("file.txt").write_text("")
     for folder in ("file.txt", "file.txt/pack"):
-        with fixes("resumable: {} cannot be a folder"):
+        with fixes("resumable: {} cannot be created, because it or a part of its path is a file"):
             quietly(items(), folder)
     quietly(items(), "a-new-folder")
     with fixes("resumable: {} holds another {}{}") as fix:
@@ -491,7 +491,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
     files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
     folder_of(Path("covid"), *files)
     with fixes(
-        "folder_layouts: {} has masks in each class, and pack would take them for images ..."
+        "folder_layouts: {} has masks in each class, and pack would store them as images ..."
     ) as fix:
         quietly("covid")
     made = written(fix)
@@ -671,7 +671,7 @@ def test_the_fixes_work_for_mappings_whose_keys_say_too_little():
     done(fix, fix.text, [item])
 
     item = {"image": picture(1), "species": 1}
-    with fixes("item_parts: keys {}, without a usual name of a label") as fix:
+    with fixes("item_parts: none of the keys {} is a usual name of a label") as fix:
         quietly([item])
     done(fix, fix.text, [item])
     quietly([item], labels=[])

@@ -51,7 +51,7 @@ class Done(ctypes.Structure):
     _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
 
     def now(self) -> tuple[str, bool]:
-        """Return what a compilation does now, and True if it waits for another process."""
+        """Return what the process does now, in words, and whether it waits for another process."""
         doing = self.doing
         return self._WORDS[doing], doing == _WAITING
 

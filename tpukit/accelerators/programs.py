@@ -66,7 +66,7 @@ class Programs:
         return self._api._check_tensor_need_materialization(tensors)
 
     def held_twice(self, tensors: list) -> bool:
-        """Return whether other tensors share memory with these, such as the result of `detach`."""
+        """Return whether other tensors, such as results of `detach`, share memory with these."""
         # A replayed step would update only one of the two tensors. Both have the same id, so only
         # the reference count of their storage shows that there are two.
         import torch

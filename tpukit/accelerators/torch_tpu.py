@@ -83,7 +83,7 @@ class TorchTpuProcess(Cpu):
         if count != self.world_size:
             raise InvalidValueError(
                 f"{_ADDRESSES} names {count} processes, and this run has {self.world_size}",
-                found=f"{addresses}; TorchTPU keeps the value of an earlier cell or of the shell",
+                found=f"{addresses}, which an earlier cell or the shell has set",
                 fix=f'for name in ("{_ADDRESSES}", "{_SHAPE}"): os.environ.pop(name, None)',
             )
 

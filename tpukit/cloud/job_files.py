@@ -175,7 +175,7 @@ def read_requirements(
             raise InvalidValueError(
                 f"{place} names a file of this machine, which the job does not have",
                 found=line.strip(),
-                fix=f"copy the lines of another requirements file into {path.name}; for a package, "
+                fix=f"if that file lists packages, copy its lines into {path.name}; for a package, "
                 "add its wheel to files=, and install it in a cell: %pip install NAME.whl",
             )
         _check_requirement(line, place, pins)

@@ -85,8 +85,8 @@ def check_plan(plan: JobPlan) -> None:
     if not re.fullmatch(_NAME, plan.name):
         raise InvalidValueError(
             f"{plan.name!r} is not a valid name of a job",
-            found="a name has lower-case letters, digits and hyphens, begins with a letter, and "
-            "has at most 40 characters",
+            found="a name has lower-case letters, digits and hyphens, begins with a letter, does "
+            "not end with a hyphen, and has at most 40 characters",
             fix='name="train-1"',
         )
     _check_refused(plan)

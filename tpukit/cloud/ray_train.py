@@ -187,8 +187,7 @@ def _connect(ray) -> None:
             found=" ".join(str(error).split())[:200],
             fix=(
                 "run `ray start --head` on the first host and, with its address for FIRST,\n"
-                "`ray start --address=FIRST:6379` on the others; "
-                "notebook 15 has a dry run without Ray"
+                "`ray start --address=FIRST:6379` on the others"
             ),
         ) from None
 

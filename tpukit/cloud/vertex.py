@@ -220,7 +220,7 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
         raise CloudError(
             f"{error.fact}; it is not known whether Vertex AI created the job",
             found=f"{error.found}; {seen}",
-            fix=f"{error.fix}; then start the job, which is not created twice: "
+            fix=f"{error.fix}; then start the job (if it exists, no second job is created): "
             f'find("{plan.name}", "{bucket}").start()',
             status=error.status,
             may_pass=True,

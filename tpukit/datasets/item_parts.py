@@ -126,7 +126,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {keys}, without a usual name of a label",
+            f"none of the keys {keys} is a usual name of a label",
             fix='name the key of the label: pack(..., labels="species"); or, if there is no label: '
             "labels=[]",
         )
@@ -350,8 +350,8 @@ def _sixteen_bits(array):
     if array.shape[2] != 1 or array.dtype == "uint8":
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, not for {array.shape} {array.dtype}',
-            fix='options=tpukit.PackOptions(mode="L"); or pass one channel of uint16: '
-            "image[..., :1]",
+            fix='options=tpukit.PackOptions(mode="L"); or, if the image is uint16, pass one '
+            "channel: image[..., :1]",
         )
     check_16_bits(array)
     return byte_pairs(array[:, :, 0])

@@ -55,8 +55,8 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         what: "row" of a table or "item", for messages and their fixes.
 
     Raises:
-        ValueError: a value is missing, infinite or not a number; float32 would make it infinite or
-            0; an integer is beyond 2**24; or a float is a whole number up to 2**53 that float32
+        ValueError: a value is missing, infinite or not a number; becomes infinite or 0 in float32;
+            is an integer beyond 2**24; or is a float with a whole number up to 2**53 that float32
             would round. All other floats are rounded.
     """
     import numpy

@@ -66,8 +66,8 @@ def load_table(source, *, words: Sequence):
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is empty; or pandas cannot read it with its defaults, and the fix of
-            the message has the option to pass.
+        ValueError: the file is empty, or pandas cannot read it. The fix of the message names the
+            option of `pandas.read_csv` that the file needs.
     """
     if not is_table_file(source):
         return source
@@ -112,9 +112,9 @@ def load_table(source, *, words: Sequence):
 
 
 def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
-    """Return code that reads a CSV file into `table`, and after it the words "with root=...".
+    """Return the first half of a fix: how to read a CSV file into `table`, and the root to pass.
 
-    It is the beginning of a fix that changes a column of `table`.
+    The caller adds the second half, which changes a column of `table`.
 
     Args:
         file: the path of the CSV file.

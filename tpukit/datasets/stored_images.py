@@ -106,8 +106,8 @@ class StoredImages(Dataset):
         if labels.shape[:1] != (len(self),):
             raise InvalidValueError(
                 f"there are {len(self):,} images, and labels of shape {labels.shape}",
-                fix="one label, or one row of labels, per image: "
-                "table.labels.to_numpy()[images.rows]",
+                fix="one label, or one row of labels, per image; from a column of the packed "
+                'table: table["label"].to_numpy()[images.rows]',
             )
         if labels.dtype.kind == "f":
             # pandas and numpy compute in float64, and a loss of float32 outputs refuses such labels
@@ -288,7 +288,8 @@ class StoredImages(Dataset):
             floats.
 
         Raises:
-            ValueError: there are more or fewer values than images, or an image has two values.
+            ValueError: the number of values is not that of `indices`, by default N; or two values
+                belong to one image.
         """
         return in_table_order(
             values, self.rows if indices is None else self.rows[indices], self.source_rows

@@ -313,9 +313,9 @@ def _curve(truth, rank, weights) -> _Curve:
 
 
 class Thresholds(NamedTuple):
-    """For each rank that occurs, from the highest down: the weight of samples at or above it."""
+    """The total weights of the samples at or above each rank."""
 
-    rank: np.ndarray
+    rank: np.ndarray  # the ranks that occur, from the highest down
     positive: np.ndarray  # total weight of the positive samples
     negative: np.ndarray  # total weight of the negative samples
 

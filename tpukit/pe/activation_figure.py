@@ -117,7 +117,7 @@ def _check_lengths(images: Any, **others: Any) -> None:
         everything = "images[chosen], maps[chosen], masks[chosen]"
         raise InvalidValueError(
             f"there are {len(images)} images, and {', '.join(wrong)}",
-            fix=f"select the same images from each of them: {everything}",
+            fix=f"select the same images from each, by their indices: {everything}",
         )
 
 

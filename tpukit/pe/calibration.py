@@ -173,7 +173,7 @@ def calibration_table(labels, before, after=None):
 
 @dataclass(frozen=True)
 class Answers:
-    """The predicted and true answers of one label: N images for the first label, else N exams."""
+    """Predicted and true answers of one label, for N images or, if it is an exam label, N exams."""
 
     label: str  # a member of `pe.LABELS`
     probabilities: object  # (N,) float64, the predicted answers

@@ -46,7 +46,7 @@ class Exams:
     exam: object  # (N,) integers, the index of each row's exam in `studies`
 
     def sums(self, values):
-        """Return the sum of the images' values, (N,), per exam, (E,)."""
+        """Add up `values`, one per image (N,), within each exam; return the sums, (E,)."""
         import numpy as np
 
         return np.bincount(self.exam, weights=values, minlength=len(self.studies))
@@ -131,7 +131,7 @@ def challenge_loss(labels, predictions) -> float:
     the weight `IMAGE_WEIGHT` times the share of positive images in its exam, so the images of a
     negative exam do not count. The sum is divided by the sum of all weights.
 
-    `exam_loss` has the same weights for parts of exams, to train an `ExamNetwork`.
+    To train an `ExamNetwork`, use `exam_loss`. It has the same weights.
 
     Args:
         labels: a table of zeros and ones with one row per image, as `read_labels` returns it.

@@ -86,7 +86,7 @@ class ExamNetwork(nn.Module):
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the logits of exams, the logits of their parts, and the attention."""
+        """Return the logits of exams, the logits of the exams' parts, and the attention."""
         along, _ = self.gru(self.enter(features))
         along = self.leave(along)
         attention = self.attend(along).squeeze(2).softmax(1)

@@ -62,7 +62,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
     keys = [_Key(*ids) for ids in zip(*columns, strict=True)]
     found = [files[key] for key in keys if key in files]
     # Files without a row are no error, because users often pass only some rows of the labels.
-    unused = len(files) - len(found)
+    unused = len(files.keys() - set(keys))  # several rows may have the same file
     if unused:
         print(f"{unused} images in {folder} have no row in the labels and are not used")
     gone = [f"{key.study}/{key.series}/*_{key.image}.jpg" for key in keys if key not in files]

@@ -38,7 +38,8 @@ def read_exams(
     """Find the CT slices of exams in a folder, and join a table of labels to them.
 
     Localizers, reports, images of other modalities and files that are not DICOM are left out, and
-    counted. Exams in the folder that the table does not name are left out, too.
+    counted. So are slices without a position, or with another orientation, in a series where others
+    have positions. Exams in the folder that the table does not name are left out, too.
 
     Args:
         folder: the folder of the exams. Files and folders may have any names.
@@ -55,8 +56,8 @@ def read_exams(
         progress: as for `pack_dicom`.
 
     Returns:
-        A DataFrame with one row per slice, sorted by exam and along the body. Its columns are the
-        identifiers of study, series and image, `exam`, `patient`, `description` of the series,
+        A DataFrame with one row per slice, sorted by exam and along the body. Its columns are
+        StudyInstanceUID, SeriesInstanceUID, SOPInstanceUID, `exam`, `patient`, `description`,
         `path`, `position` in mm, `number` (InstanceNumber), and a uint8 column per label. If a
         series has no positions, `position` is the InstanceNumber. If the table has labels of
         images, their columns are named `<label>_on_image`, and `<label>` is 1 if the exam has a

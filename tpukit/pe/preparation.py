@@ -117,14 +117,14 @@ class Preparation:
         return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices with these settings; then call `PackedImages(to, size=image_size)`.
+        """Pack other slices with these settings, to be read as `PackedImages(to, size=image_size)`.
 
         Args:
             folder, to, labels: as for `pack_dicom`.
             options: other arguments of `pack_dicom`; `quality` of its PackOptions is replaced.
 
         Returns:
-            The `PackedImages` of `pack_dicom`.
+            The `PackedImages` that `pack_dicom` returns, with images of the packed size.
         """
         prepared = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
         own = options.pop("options", PackOptions())

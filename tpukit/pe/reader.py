@@ -68,9 +68,9 @@ class ReadStudy(Study):
     def montage(self) -> Figure:
         """Draw twelve slices of the exam in the middle window, and return the figure.
 
-        The exam is divided into twelve stretches, and one slice of each stretch is drawn. If the
-        stretch has the exam's slice with the highest probability, this slice is drawn. Otherwise a
-        slice with an embolus is drawn; if there is none, the stretch's most probable slice.
+        The exam is divided into twelve stretches, and one slice of each stretch is drawn. The first
+        choice is the slice with the highest probability in the exam, the second a slice with an
+        embolus, and the third the slice with the highest probability in the stretch.
         """
         columns = min(6, len(self.overview))
         rows = math.ceil(len(self.overview) / columns)

@@ -606,7 +606,7 @@ def turn(orientation) -> str | None:
 
     Upright is the view of radiologists: the patient's back is at the bottom, and the patient's left
     on the right side of the image. If a patient lies on the belly or on a side, or feet first, the
-    file may have the image mirrored or turned. Labels name left and right, so such images must be
+    image in the file may be mirrored or turned. Labels name left and right, so such images must be
     turned. For images of other planes the result is None.
 
     Args:

@@ -91,7 +91,7 @@ class _Namer:
         for name, part in module.named_modules():
             kind = type(part).__name__
             if name[-1:].isdigit():
-                name = f"{name} {kind}"  # a number alone, as in a Sequential, does not say much
+                name = f"{name} {kind}"  # a number, as in layer1.0 or conv1, does not say much
             self._names.setdefault(id(part), name or kind)
 
     def _after_forward(self, module, _inputs, outputs) -> None:

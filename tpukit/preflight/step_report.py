@@ -157,9 +157,9 @@ class Preflight(Findings):
     def hbm_bytes(self) -> int:
         """The largest number of bytes of HBM in use at any time.
 
-        This is the largest sum for any graph: its arguments, results and temporaries, all other
-        tensors on the device, and the code of all graphs. If a graph does not fit, the result is
-        the number in the compiler's message, or else one byte more than a core has.
+        HBM holds the arguments, results and temporaries of the running graph, all other tensors on
+        the device, and the code of all graphs. If a graph does not fit, the result is the number in
+        the compiler's message; if the message has none, one byte more than the HBM of a core.
         """
         if self.too_large is not None:
             return self.too_large.needed or self.chip.hbm + 1
@@ -286,7 +286,7 @@ class Preflight(Findings):
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes per core and step through collectives, whose time is not in the estimates."""
+        """Bytes of the tensors in collectives, per core and step."""
         total = 0
         for compiled in self.compiled:
             for operation in _collectives(compiled.program):

@@ -50,8 +50,8 @@ _LONGEST_SECONDS = 600.0
 class Backup:
     """Copies new checkpoints, best.pt and compiled programs to a backup.
 
-    The backup keeps the newest checkpoint, and the newest checkpoint of an earlier step. Training
-    continues if a copy fails. Only one run at a time may use a backup.
+    The backup keeps the newest checkpoint and the one before it. Training continues if a copy
+    fails. Only one run at a time may use a backup.
     Compiled programs are copied if `launch(compile_cache=folder / "compiled")` stores them in the
     run's folder. `take` copies checkpoints and programs back.
 

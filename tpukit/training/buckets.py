@@ -273,7 +273,7 @@ class BucketSampler(ShardedSampler):
         return [self.lengths[bucket] for bucket in left]
 
     def shapes(self) -> list[int]:
-        """Return the different lengths of the steps in the first epoch, in ascending order."""
+        """Return the lengths of the batches in the first epoch, each once, in ascending order."""
         return sorted(set(self.step_lengths()))
 
     def places(self, step: int):

@@ -86,10 +86,10 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     if any("." in name for name in shown):  # a scheduler within another: no single line makes it
         line = f"a {kind} with {arguments}"
     raise InvalidValueError(
-        f"{path} was saved with other values of the {kind}",
+        f"{path} was saved by a run whose {kind} had other values",
         found=first_few(found, _SHOWN),
         fix=(
-            f"{line} continues that run; for a schedule of another length give this run another "
+            f"to continue that run, use {line}; to keep the values of this run, give it another "
             "folder, and load best.pt into the model"
         ),
     )

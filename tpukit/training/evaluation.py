@@ -467,11 +467,11 @@ def _one_number(name: str, value: object) -> float:
         raise InvalidValueError(
             f"{name} must return one number, got None",
             found=(
-                "a loss that the model computes itself is None in an evaluation, because the "
-                "mean of one batch includes its padding"
+                "an evaluation sets outputs.loss to None, because this loss includes the padding "
+                "of the batch"
             ),
             fix=(
-                "compute it from the other outputs: lambda outputs, labels: "
+                "compute the number from other outputs, and return it: lambda outputs, labels: "
                 "cross_entropy(outputs.logits, labels)"
             ),
         )

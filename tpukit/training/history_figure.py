@@ -323,12 +323,19 @@ def _read(history: Any) -> _History:
             x = _spread(places, len(y))
         known = np.isfinite(y)
         if isinstance(columns[name], _Column):
-            # A row without this measure is not a gap in the curve.
+            # A row without this measure is not a gap in the curve. A row without a step has no
+            # place on the axis.
+            known &= np.isfinite(x)
             x = x[known]
             y = y[known]
         elif not known.all():
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
-        series[name] = _Points(x, y)
+        if len(y):
+            series[name] = _Points(x, y)
+        else:
+            notes.append(f"{name} has no value in a row with a {axis}")
+    if not series:
+        raise _nothing_to_draw(columns, levels, notes)
     return _History(axis, series, levels, notes)
 
 

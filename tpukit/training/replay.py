@@ -253,8 +253,8 @@ class Replay:
     def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
         """Capture the step that runs in the block, and then run its program.
 
-        Yields a list, to which the block appends its two losses. A step of several programs is not
-        run by this method, but by the sync at the end of the step.
+        Yields a list, to which the block appends the step's loss on this core and its mean over the
+        cores. If a step has several programs, the sync at the end of the step runs them instead.
         """
         losses: list = []
         if self._is_over:

@@ -34,9 +34,9 @@ class Places:
 
 
 class HostNumbers(NamedTuple):
-    """Numbers on the host at one moment: the entries (dict, name), and copies of their values."""
+    """Copies of numbers on the host at one moment."""
 
-    entries: list[tuple[dict, str]]
+    entries: list[tuple[dict, str]]  # the dict of each number, and the number's key
     values: list
 
 

@@ -83,7 +83,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """The validation data in a checkpoint: a resumed run must evaluate on the same dataset."""
+    """The identity of the validation data, which must be the same in a resumed run."""
 
     batches: Batches
 
@@ -342,8 +342,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        Before core 0 saves a last checkpoint, all cores must finish the current step. So if
-        checkpoints are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
+        If checkpoints are saved, core 0 first finishes its step, and needs the other cores for it.
+        Therefore, the other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False
@@ -430,7 +430,7 @@ class TimeLimit:
     def record(self, what: str, seconds: float) -> None:
         """Record the duration of an "interval", "evaluation" or "save".
 
-        `update` leaves enough time for the longest of each.
+        `update` reserves time for the longest interval, evaluation and save so far.
         """
         self._longest[what] = max(self._longest[what], seconds)
 

@@ -49,7 +49,7 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
         raise InvalidValueError(
             f"{argument} is not supported for batches of several lengths: XLA would compile a "
             "graph for each combination of lengths in a step",
-            found=f"{train.shapes} lengths of batches",
+            found=f"batches of {train.shapes} different lengths",
             fix="accumulate_grad_batches=1, or a single bucket",
         )
     count = len(train)

@@ -116,7 +116,7 @@ class StepNumbers:
         return adam_numbers(self._optimizer, group, step)
 
     def unfollowed(self, before: dict, sources: Collection[Source]) -> list[tuple]:
-        """Return the keys (group, name) of changed settings that no source in `sources` reads.
+        """Return the keys (group, name) of changed settings from which no source is computed.
 
         Args:
             before: the settings in an earlier step.

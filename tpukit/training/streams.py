@@ -63,7 +63,7 @@ class StreamBatches(Batches):
     read again from its start, independently of the other shares. An epoch begins at the position
     in the stream where the previous epoch has ended.
 
-    A saved state contains the epoch and the number of its steps done. It does not contain the
+    A saved state contains the epoch, and how many of its steps are done. It does not contain the
     position in the stream, because most streams cannot return to a position. A resumed loop has the
     steps that were left in the epoch. It reads the stream from its start, with other random
     numbers.
@@ -193,7 +193,7 @@ class StreamFeed:
         sampler: the steps of this core.
         transfer: function that sends a list of tensors to the device.
         workers: number of loader processes of this core; 0 for none.
-        in_turn: whether other cores are threads of this process.
+        in_turn: True if other cores are threads of this process. They must then read in turn.
         numbers: function that returns a context with this core's own random numbers, for reading
             without loader processes.
     """

@@ -29,7 +29,7 @@ class Found:
 
 @contextlib.contextmanager
 def watching(objects: Iterable[object]) -> Iterator[Found]:
-    """Detect whether this thread uses one of the objects in the block; yield the result.
+    """Yield a `Found`, which records the first use of one of the objects by this thread.
 
     Reading an attribute is a use, and so is a torch operation on a tensor. If an attribute is a
     list or a dict, later uses of its entries are not detected.

@@ -86,10 +86,11 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
     images = IMAGES.long()
     with fixes("augment: augment takes uint8 in [0, 255] or floats in [0, 1], got {}") as fix:
         Augment()(images, LABELS)
-    Augment()(fix.code(r"(?<=pass ).*?(?=, if)", images=images), LABELS)
+    Augment()(fix.code(r"images\.to\(.*?\)", images=images), LABELS)
+    Augment()(fix.code(r"images / \d+", images=images), LABELS)
 
     augment = Augment(flip=1.0, swap_labels=((0, 1),))
-    with fixes("augment: with swap_labels={}, labels must be (N, L), here ({}, {}), got {} {}"):
+    with fixes("augment: with swap_labels={}, the shape of the labels must be ({}, {}), got {} {}"):
         augment(IMAGES, torch.zeros(2).long())
     augment(IMAGES, LABELS)
 
@@ -117,7 +118,7 @@ def test_the_fixes_work_for_options_of_augment():
         Augment(swap_labels=((0, 1), (1, 2)))
     Augment(swap_labels=((0, 1), (2, 3)))
 
-    with fixes("augment: swap_labels={} has no column for {}; names={}"):
+    with fixes("augment: swap_labels={}, but there is no label {}; names={}"):
         Augment(swap_labels=(("left", "right"),))
     Augment(swap_labels=((0, 1),))
     Augment(swap_labels=(("left", "right"),), names=("left", "right"))

@@ -570,8 +570,8 @@ def _interface_towards(address: str) -> str:
         "no network interface of this host leads to host 0",
         found=f"the route to {address} begins at {ours}, but no interface has this address",
         fix=(
-            "on every host, find the name of its interface with `ip address`, and set it: "
-            "GLOO_SOCKET_IFNAME=eth0"
+            "on every host, run `ip address`, and set the name of the interface that connects "
+            "the hosts: GLOO_SOCKET_IFNAME=eth0"
         ),
     )
 

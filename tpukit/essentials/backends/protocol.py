@@ -264,7 +264,7 @@ class Backend:
         return None
 
     def loads(self) -> tuple[int, float]:
-        """Return (number of graphs from the compilation cache, seconds) of this process."""
+        """Return (number of graphs loaded from the compilation cache, seconds of loading them)."""
         return 0, 0.0
 
     def compiling(self) -> Compiling | None:
@@ -282,9 +282,9 @@ class Backend:
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Return the "peak" of used device memory and its "limit", in bytes.
+        """Return, in bytes, the "peak" use of the device's memory and the "limit" of this memory.
 
-        The dict is empty if the device does not report them.
+        The dict is empty if the device does not report these numbers.
         """
         return {}
 
@@ -355,7 +355,7 @@ class Runtime:
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]):
-        """Open the compilation cache of a launch, and return it.
+        """Open the compilation cache of a launch, and return the cache.
 
         If a cache is not supported here, this method prints the reason and returns None.
 
@@ -393,7 +393,7 @@ class Runtime:
         """Start the devices of a worker process, and call `body` once per core.
 
         Args:
-            body: a function of the `Backend` of a core.
+            body: a function; its argument is the `Backend` of a core.
             topology: the layout of the run.
             process: number of the worker process, from 0.
             meeting_point: the object from the method `meeting_point`.

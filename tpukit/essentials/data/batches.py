@@ -405,7 +405,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return sent tensors as a loop yields them; images become a view, (B, 3, H, W)."""
+        """Return a sent batch in the form that a loop gets: images as a view, (B, 3, H, W)."""
         return self._feed.arrange(tensors)
 
 

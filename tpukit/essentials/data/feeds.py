@@ -158,7 +158,7 @@ class SourceFeed:
 
 
 class SampleFeed:
-    """The feed of a map-style dataset: it joins the samples to batches.
+    """The feed of a map-style dataset, which makes batches of samples.
 
     Args:
         dataset: the dataset.

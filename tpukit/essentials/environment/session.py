@@ -401,7 +401,7 @@ def wrong_image(info: MachineInfo) -> str:
 
 
 def how_to_install(info: MachineInfo) -> str:
-    """Return the pip line and how to restart; without a pip line, `how_to_start_afresh(info)`."""
+    """Return the pip line and how to restart; if no pip line helps, `how_to_start_afresh(info)`."""
     line = install_line(info)
     if not line:
         return how_to_start_afresh(info)

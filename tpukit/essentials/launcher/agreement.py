@@ -166,7 +166,7 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Continue the loop of the previous run; drop optimizers and modules that were deleted."""
+        """Restore the optimizers and modules of the previous run's loop that still exist."""
         loop = self._loop
         for reference, step in self._kept.steps.items():
             if reference() is not None:
@@ -298,7 +298,7 @@ class Agreement:
         return batches
 
     def before_average(self, optimizer) -> None:
-        """Register an optimizer in the loop, before its gradients are averaged."""
+        """Register an optimizer whose gradients are averaged next."""
         loop = self._loop
         if optimizer in loop.steps or not self._watches():
             return

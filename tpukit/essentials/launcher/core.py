@@ -447,7 +447,7 @@ class Core:
         `random`, `numpy.random`, torch on the CPU. Numbers from these generators differ from run to
         run. So make the model in the notebook, and draw from generators of your own. Random numbers
         of the device, and of a dataset in `core.batches`, follow from the seed as on other chips.
-        To make this possible, only one of the two cores reads at a time if `workers` is 0.
+        In `core.batches(..., workers=0)`, only one of the two cores reads samples at a time.
 
         Args:
             *words: whole numbers, such as the step.
@@ -502,7 +502,7 @@ class Core:
         contain dicts.
 
         Raises:
-            OutOfSyncError: the dicts of the cores have different names.
+            OutOfSyncError: the dicts of the cores have different names or kinds of values.
         """
         import torch
 
@@ -627,10 +627,10 @@ class Core:
     def tflops_per_second(self) -> float | None:
         """TFLOP/s per chip of the last 64 steps; None before they are known.
 
-        In `fit`, and in a loop with `counting_flops`, the value is known after two steps. A core
-        of a v2 or v3, and a GPU, counts as a chip. The value is a median, so a step that compiles
-        hardly changes it. Steps of an evaluation do not count, because their FLOPs are not known.
-        The time of a step includes the wait for its batch.
+        In `fit`, and in a loop with `counting_flops`, the value is known after two steps. Each GPU
+        counts as a chip, and so does each core of a v2 or v3. The value is a median, so a step that
+        compiles hardly changes it. Steps of an evaluation do not count, because their FLOPs are not
+        known. The time of a step includes the wait for its batch.
         """
         rates = self.internal.flops_per_second
         if not rates:

@@ -149,7 +149,7 @@ class WorkerError(TpukitError, RuntimeError):
 
 
 class LaunchInterrupted(ErrorFields, KeyboardInterrupt):
-    """The user interrupted the run, so tpukit has ended or stopped its workers.
+    """The user interrupted the run, so tpukit has stopped the worker function.
 
     The exception has the fields of `TpukitError`, but `except Exception` does not catch it.
 
@@ -289,7 +289,7 @@ def launch(
 
 
 def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
-    """Run `fn` on every core as `launch` does, without a check of the call itself."""
+    """Run `fn` on every core as `launch` does; `fn` and `args` are not checked."""
     host = MachineInfo.read()
     task, topology = plan(fn, args, options, host)
     # The display opens first: it shows the wait for chips and the start of the workers, too.
@@ -350,8 +350,7 @@ def outcome(group: WorkerGroup) -> Run:
     """Return the `Run` after every core has returned, if the cores are in sync.
 
     Raises:
-        WorkerError: the cores are out of sync. The kernel compares them, because a core that
-            returns must not wait for the others.
+        WorkerError: the states of the cores at the end are out of sync.
     """
     error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:

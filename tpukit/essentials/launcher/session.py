@@ -69,8 +69,8 @@ class Session(contextlib.AbstractContextManager):
     """Worker processes that stay alive between the cells of a notebook.
 
     The chips are opened once. A run starts within a tenth of a second, and a program that an
-    earlier run has compiled is used again. The next run finds everything that a worker function
-    keeps in `core.state`, on the device: the model, the optimizer, the data.
+    earlier run has compiled is used again. What a worker function stores in `core.state` stays on
+    the device for the next run, such as the model, the optimizer and the data.
 
         session = tpukit.Session()
         session.run(prepare, "packed")
@@ -100,8 +100,8 @@ class Session(contextlib.AbstractContextManager):
     Raises:
         NotInstalledError: cloudpickle is missing.
         InvalidValueError: as `launch`; or the system cannot fork.
-        RuntimeInUseError: as `launch`; or this is not the main thread: Linux ends workers with the
-            thread that forked them.
+        RuntimeInUseError: as `launch`; or this is not the main thread. Linux would end the workers
+            when this thread ends.
         WorkerError: a device did not start.
         DeviceBusyError, LaunchInterrupted: as `launch`.
     """

@@ -46,9 +46,9 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
         backend: name of the backend; None for the fastest device of the machine.
 
     Raises:
-        InvalidValueError: the machine does not support `cores` or `backend`, or a package that the
-            backend needs is not installed.
-        NotInstalledError: torch or the backend's subpackage is absent.
+        InvalidValueError: the machine does not support `cores` or `backend`; torch is too old; or
+            the backend's other package, such as torch_xla, is not installed.
+        NotInstalledError: torch, or tpukit's own subpackage for the backend, is not installed.
     """
     _check_backend(host, backend)
     if cores is not None:

@@ -75,11 +75,11 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
 
 
 class Heartbeat(NamedTuple):
-    """The first report of a core's present state: its activity and its collective."""
+    """A core's last report, and the time of its last progress."""
 
     activity: int
     waiting: str | None  # a collective
-    since: float  # `time.monotonic()` when the kernel first read it
+    since: float  # `time.monotonic()` of the last progress
 
 
 class Stall(NamedTuple):
@@ -102,7 +102,7 @@ class Watchdog:
 
     Args:
         ranks: the cores.
-        limits: the seconds after which a run without progress hangs.
+        limits: the seconds without progress after which a run counts as hung.
         busy_seconds: returns the processor time so far of a rank's process, in seconds.
         timeout: seconds that the run may take; None for no limit.
         in_graph: True if cores may also wait for each other when they read a tensor. Heartbeats do
@@ -167,7 +167,7 @@ class Watchdog:
 
         Args:
             returned: the cores that have returned.
-            sending: the cores of which only a part of a message has arrived. They send no heartbeat
+            sending: the cores whose last message has only arrived in part. They send no heartbeat
                 until the kernel has read the rest.
         """
         running = self._running(returned)

@@ -146,8 +146,8 @@ class WorkerPipes:
         heartbeat: seconds between two heartbeats.
         messages: file descriptor of the pipe for `Sender`.
         output: file descriptor of the pipe for standard output and error.
-        control: file descriptor of the pipe with the kernel's commands. The pipe ends with the
-            kernel.
+        control: file descriptor of the pipe with the kernel's commands. The pipe closes when the
+            kernel ends.
         inherited: file descriptors of the kernel's ends of all pipes. The fork has copied them, and
             the worker closes its copies.
     """

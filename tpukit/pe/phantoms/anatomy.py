@@ -116,7 +116,7 @@ _MOVED = ("aorta", "cava", "azygos")  # vessels whose place varies from patient 
 
 @dataclass(frozen=True)
 class Findings:
-    """The report of an exam, which determines its labels and its images."""
+    """The findings of an exam. They determine its labels and the images that are drawn."""
 
     left: bool = False
     right: bool = False
