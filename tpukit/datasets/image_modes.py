@@ -170,7 +170,8 @@ def coded(image) -> list:
     """Return Pillow's `tile` list of an image's file; [] for an image in memory.
 
     An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Pillow
-    empties `tile` when it reads the pixels. So call `coded` once before, which stores the list.
+    empties `tile` when it reads the pixels. The first call must come before that: it stores the
+    list in the image for later calls.
     """
     if getattr(image, "tile", None):
         image.tile_before_load = image.tile

@@ -75,7 +75,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
     except (TypeError, ValueError) as error:
         parts = parts_of(error)
         raise InvalidValueError(
-            f"item {number} is not (image, labels) as pack reads them",
+            f"pack cannot read item {number} as (image, labels)",
             found=f"{type(item).__name__}: {parts.fact}",
             fix=parts.fix or _FIX,
         ) from error

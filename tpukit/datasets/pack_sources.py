@@ -181,7 +181,7 @@ def describe_source(
         refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
             raise InvalidValueError(
-                "the labels of a folder are its sub-folders, and a folder has no groups",
+                "labels= and groups= are not for folders: a folder's labels are its sub-folders",
                 fix="pass a DataFrame with these columns: "
                 'pack(table, ..., path="path", labels="label", groups="patient")',
             )

@@ -207,7 +207,8 @@ def _refuse_several_values(table, name: Hashable) -> None:
             tags = f"table[{name!r}].str.join('|').str.get_dummies()"
         raise InvalidValueError(
             f"label {name!r} holds several values at once, as {value!r}",
-            fix=f"a label per value: tags = {tags}; pack(table.join(tags), ..., labels=list(tags))",
+            fix=f"add a column per value: tags = {tags}; "
+            "pack(table.join(tags), ..., labels=list(tags))",
         )
 
 

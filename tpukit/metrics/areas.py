@@ -321,7 +321,7 @@ class Thresholds(NamedTuple):
 
 
 def above_each(truth, rank, weights) -> Thresholds:
-    """Return the total weights of positive and negative samples at or above each rank.
+    """Sum the weights at or above each rank, separately for positives and negatives.
 
     Args:
         truth: (N,) zeros and ones.

@@ -581,8 +581,8 @@ def preflight(
     but only once per graph, because results are cached in the user's cache folder.
 
     Your files do not change: `core.save` and `fit` write nothing. If the function itself writes to
-    a file outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the
-    line.
+    a file outside of a temporary folder, for example with `torch.save`, `preflight` raises an
+    error that quotes this line of the function.
 
     Args:
         train: the worker function, as for `launch`: `train(core, *args)`.

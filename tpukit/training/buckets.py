@@ -220,11 +220,11 @@ def _check_fill_value(key: object, part, value: float) -> None:
         is_changed = kept != value
     if is_changed:
         raise InvalidValueError(
-            f"pad fills {key!r} with {value}, which {part.dtype} cannot represent: it would "
-            f"become {kept}",
+            f"pad= gives {key!r} the fill value {value}, which {part.dtype} cannot represent: "
+            f"it would become {kept}",
             fix=(
-                f"another number; or let the dataset return {key!r} in a wider dtype, such as "
-                "torch.int64"
+                f"another fill value in pad=; or let the dataset return {key!r} in a wider dtype, "
+                "such as torch.int64"
             ),
         )
 

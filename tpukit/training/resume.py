@@ -187,7 +187,7 @@ class RunState:
         """Return the weights of the last `save_best`, in host memory.
 
         Args:
-            epoch: the best epoch, for the error.
+            epoch: the number of the best epoch, which the error names.
 
         Raises:
             FileNotFoundError: best.pt is missing, because this run was resumed without this file.

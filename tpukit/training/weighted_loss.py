@@ -76,7 +76,7 @@ def as_loss(value: object) -> Loss:
     if not _is_one_number(value):
         raise InvalidValueError(
             f"the loss must return one number, got {_described(value)}",
-            fix='take its mean, loss.mean(), or reduction="mean"',
+            fix='return the mean, loss.mean(); or use a loss with reduction="mean"',
         )
     return Loss(value)
 

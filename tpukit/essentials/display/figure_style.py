@@ -127,8 +127,8 @@ def describe(figure: Figure, text: str) -> None:
 def style_figure(figure: Figure, alt: str) -> Figure:
     """Apply tpukit's style and a description to a figure of your own, and return it.
 
-    Call it in the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. The figure
-    then appears once, because this function also closes it in pyplot.
+    Call it in the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. This
+    function closes the figure in pyplot, because pyplot would draw it a second time.
 
     Args:
         figure: a matplotlib figure, for example of `plt.subplots()`.

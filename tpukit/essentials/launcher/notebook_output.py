@@ -208,7 +208,8 @@ def _as_float(name: str, value: object) -> float:
     kind = f"{type(value).__name__}{shape or ''}"
     raise InvalidTypeError(
         f"core.log supports real numbers and one-element tensors, got {name} = {kind}",
-        fix=f"{name}.mean(), or return {name} from the worker function",
+        fix=f"log one number, such as the mean of {name}; or return {name} from the worker "
+        "function",
     ) from cause
 
 
