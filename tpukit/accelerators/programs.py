@@ -54,7 +54,7 @@ class Programs:
         return key, list(zip(ids, values, strict=True))
 
     def run(self, key: bytes, inputs: list) -> list:
-        """Start a program; return its results at once, though the device still computes them."""
+        """Start a program; return its results as tensors that are still being computed."""
         return self._api._run_cached_graph(key, inputs)
 
     def ids(self, tensors: list) -> list[int]:

@@ -232,7 +232,7 @@ class TorchTpuRuntime(CpuRuntime):
 
 
 class TorchTpuCpuRuntime(CpuRuntime):
-    """Starts a dry run of TorchTPU: CPU processes with the same environment, connected by gloo."""
+    """Starts a dry run of TorchTPU: CPU processes with a TPU's environment, connected by gloo."""
 
     name = "torch_tpu:cpu"
     dry_run_of = "torch_tpu"

@@ -230,7 +230,7 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
 
 
 def custom_job(plan: JobPlan) -> dict:
-    """Return the body of the request for a custom job, with the names of the API's JSON."""
+    """Return the JSON body of the API's request for a custom job."""
     options = plan.options
     machine = dict(MACHINE_SPECS[plan.tpu.name])
     if options.reservation:

@@ -75,7 +75,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
     except (TypeError, ValueError) as error:
         parts = parts_of(error)
         raise InvalidValueError(
-            f"item {number} is not (image, labels) as pack reads them",
+            f"pack cannot read item {number} as (image, labels)",
             found=f"{type(item).__name__}: {parts.fact}",
             fix=parts.fix or _FIX,
         ) from error
@@ -140,8 +140,8 @@ def _split_tuple(item) -> _Parts:
     if item is None:
         raise InvalidTypeError(
             "None, which some datasets return for a damaged image",
-            fix="raise an error in __getitem__ instead; then, to leave such items out and list "
-            'them: pack(..., damaged="skip")',
+            fix="raise an error in __getitem__ instead of returning None, and skip such items: "
+            'pack(..., damaged="skip")',
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")

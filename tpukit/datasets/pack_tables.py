@@ -43,7 +43,7 @@ def _separator(source) -> str:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError if `source` is a file; call this only for other files than CSV and TSV."""
+    """Raise ValueError if `source` is a file. The caller has handled CSV and TSV files before."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"
@@ -207,7 +207,8 @@ def _refuse_several_values(table, name: Hashable) -> None:
             tags = f"table[{name!r}].str.join('|').str.get_dummies()"
         raise InvalidValueError(
             f"label {name!r} holds several values at once, as {value!r}",
-            fix=f"a label per value: tags = {tags}; pack(table.join(tags), ..., labels=list(tags))",
+            fix=f"add a column per value: tags = {tags}; "
+            "pack(table.join(tags), ..., labels=list(tags))",
         )
 
 

@@ -288,7 +288,7 @@ class PackedImages(StoredImages):
         return out
 
     def name(self, index: int) -> str:
-        """Return the path of an image's file, as in the source; for items, such as "item 7"."""
+        """Return the path of an image in the source; "item 7" if the source has no paths."""
         row = int(self.rows[index])
         if "names" not in self.files:
             return f"item {row}"

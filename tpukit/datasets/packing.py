@@ -80,8 +80,8 @@ class PackOptions:
             their low and high bytes, (2, H, W) uint8, and `datasets.uint16_values` joins these on
             the device. "I;16" is not supported for images of 8 bits or several channels.
         resize: how an image gets a size of another aspect ratio. "stretch" changes the ratio,
-            "crop" cuts two sides off, and "letterbox" adds black at two sides, and class 0 to
-            masks. The pack stores this option, and its cache uses it too.
+            "crop" cuts two sides off, and "letterbox" adds black at two sides, where a mask
+            gets class 0. The pack stores this option, and its cache uses it too.
         seed: determines the random order, 0 or more.
         shard_size: images per file, 1 or more; None for 8,192, or 4,096 in `pe.pack_dicom`.
         workers: processes that decode, 1 or more; None for one per CPU.
@@ -261,7 +261,7 @@ def _as_list(names):
 
 
 def form_of(options: PackOptions) -> PixelForm:
-    """Return the form of the pixels that the options name."""
+    """Return the `PixelForm` of the options."""
     return PixelForm(options.mode, options.resize, check_window(options.window))
 
 

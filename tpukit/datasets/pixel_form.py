@@ -104,7 +104,7 @@ def size_in_plan(size) -> int | list[int] | None:
 
 
 def size_in_words(size) -> str:
-    """Return a size for texts: "128", or "64 x 128" of height and width."""
+    """Return a size as text: "128" for a square, else "64 x 128" for height x width."""
     height, width = image_size(size)
     return str(height) if height == width else f"{height} x {width}"
 

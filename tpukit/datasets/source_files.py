@@ -84,7 +84,7 @@ class Names:
 
     @staticmethod
     def encode(names: Iterable[str]) -> bytes:
-        """Return the contents of a file with these names."""
+        """Return the contents of a file that `Names` reads as these names."""
         return os.fsencode("\0".join([*names, ""]))
 
 

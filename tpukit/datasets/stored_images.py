@@ -153,7 +153,7 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix="assign positions in .classes, from 0; for other classes, pack again",
+                fix=f"use numbers from 0 to {len(self.classes) - 1}; for other classes, pack again",
             )
         if are_other_numbers(self.classes):
             print(
@@ -233,9 +233,9 @@ class StoredImages(Dataset):
             valid: the share of the images to validate on, between 0 and 1.
             seed: determines which groups are for validation.
             stratify: True for about the same share of each class, or of each label of zeros and
-                ones, in both parts; False for any shares. To balance other classes than those of
-                the images: (N,) in the order of the images, such as
-                `table.site.to_numpy()[images.rows]`, or a column of the table that was packed.
+                ones, in both parts; False for any shares. To balance other classes, pass
+                one value per image, (N,), such as `table.site.to_numpy()[images.rows]`; or pass
+                a column of the packed table, such as `table.site`.
 
         Returns:
             Two int64 arrays of indices in ascending order.

@@ -132,7 +132,7 @@ class TFRecords:
                     raise InvalidValueError(
                         f"{where} has several labels, one of which is a word",
                         found=_listed(features),
-                        fix="name only the feature with the word, or only features with numbers: "
+                        fix="pass either the feature with the word, or features with numbers: "
                         "read_tfrecords(files, labels=(...))",
                     )
                 form = "a word" if has_word else f"{len(values)} label values"

@@ -206,7 +206,7 @@ class Answers:
 
 
 def answers(labels, predictions) -> list[Answers]:
-    """Return the `Answers` of each label; images have the challenge's weights, exams weight 1."""
+    """Return the `Answers` of each label. Images have the challenge's weights, and exams have 1."""
     import numpy as np
 
     truth, predicted = match_tables(labels, predictions)

@@ -216,7 +216,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return the share of positive images per exam, (E,); for probabilities, the expected share."""
+    """Return the mean of the image labels, or of the image probabilities, per exam: (E,)."""
     return exams.sums(exams.images) / exams.counts()
 
 

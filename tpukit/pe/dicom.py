@@ -151,7 +151,7 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     except pydicom.errors.InvalidDicomError:
         raise InvalidValueError(
             f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)",
-            fix="pass a .dcm file of the competition",
+            fix="pass the path of a DICOM file, such as slice.dcm",
         ) from None
     except (ImportError, OSError, NotACTSliceError):
         raise

@@ -35,7 +35,7 @@ class ExamSequences:
 
     Item i is `(features, targets)`, or `features` alone if the table has no labels:
 
-    - features: (slices, 2F) float32; for each part, the mean over its slices, then their maximum.
+    - features: (slices, 2F) float32; for each part, F means over its slices, then F maxima.
     - targets: a dict of float32 for `exam_loss`. "answers", (A,), are the labels of the exam in the
       order of `answers`. "images", (slices,), is the share of positive slices in each part.
       "image_weight", (slices,), is the weight of each part in the loss.

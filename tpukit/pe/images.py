@@ -110,7 +110,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
                 raise InvalidValueError(
                     f"two files hold the same image: {first.path} and {file.path}",
                     found=f"positions {first.position} and {file.position}",
-                    fix="delete the file with the wrong position",
+                    fix="empty the folder of this series, and copy its files again",
                 )
             files[key] = file
     return files

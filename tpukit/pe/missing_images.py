@@ -46,7 +46,7 @@ def leave_out(
             fix += f', or leave their rows out with {call}, missing="drop")'
         raise PathNotFoundError(
             f"{counts} {kind}s are not in {folder}",
-            found=f"{found}; missing for instance {few}",
+            found=f"{found}; missing, for instance: {few}",
             fix=fix,
         )
     print(f"left out {counts} rows whose {kind} is not in {folder}, for instance {few}")

@@ -318,8 +318,8 @@ def _one_series(table, series: str | None):
             raise InvalidValueError(
                 f"{len(lost)} exams have no series whose description contains {series!r}",
                 found=f"exam {min(lost)}: {_descriptions(table, min(lost))}",
-                fix="pass a text that occurs in a description of every exam; or leave these exams "
-                "out of the table",
+                fix="pass as series= a text that each exam has in one of its descriptions; or "
+                "leave these exams out of the table",
             )
         table = table[is_chosen]
     count = table.groupby("exam")[SERIES].nunique()

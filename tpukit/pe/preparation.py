@@ -93,7 +93,7 @@ class Preparation:
             raise InvalidValueError(
                 "these are not the settings of a Preparation",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
-                fix="read the settings.json of these weights with the tpukit version of that file",
+                fix="read the settings with the version of tpukit that saved them",
             )
         read = {}
         for name, value in values.items():
@@ -103,7 +103,7 @@ class Preparation:
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
             raise InvalidValueError(
-                "this version of tpukit prepares images differently from the training images",
+                "this version of tpukit does not support these settings of a Preparation",
                 found=differences,
                 fix="use the version of tpukit that wrote these settings",
             )

@@ -51,7 +51,7 @@ class StepMarks:
         self._forward_hook = register_module_forward_pre_hook(self._before_forward)
 
     def are_steady(self) -> bool:
-        """Return whether the last step has repeated often, and every optimizer has stepped.
+        """Return whether the same step has run several times, and every optimizer has stepped.
 
         After more than `PATIENCE` marks, optimizers that have never stepped are ignored.
         """

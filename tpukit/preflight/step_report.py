@@ -150,7 +150,7 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per core and step, in all batches of a step; None if the step has no batch."""
+        """Samples per core and step, the sum over the step's batches; None without a batch."""
         return samples_of(self.recording.batches)
 
     @property
@@ -250,7 +250,7 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """Dollars per million samples, by the estimated time of a step, if the cores never wait."""
+        """Dollars per million samples, from the estimated time of a step without waiting."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
     @property
@@ -581,8 +581,8 @@ def preflight(
     but only once per graph, because results are cached in the user's cache folder.
 
     Your files do not change: `core.save` and `fit` write nothing. If the function itself writes to
-    a file outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the
-    line.
+    a file outside of a temporary folder, for example with `torch.save`, `preflight` raises an
+    error that quotes this line of the function.
 
     Args:
         train: the worker function, as for `launch`: `train(core, *args)`.

@@ -357,7 +357,7 @@ class Backup:
         except OSError as error:
             raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
         if self._is_abandoned:
-            raise TpukitRuntimeError(f"{name} was read after the wait for the backup had ended")
+            raise TpukitRuntimeError(f"reading {name} from the backup took too long")
 
 
 def _place(address: str) -> "_Folder | UrlPlace":
@@ -369,7 +369,7 @@ def _place(address: str) -> "_Folder | UrlPlace":
 def refuse_unmounted(folder: Path) -> None:
     """Raise PathNotFoundError if neither a backup folder nor its parent exists.
 
-    Without its drive, the backup would be a new folder of this machine, and be lost with it.
+    If the drive is not mounted, a new folder would be on this machine, and be lost with it.
     """
     if not folder.is_dir() and not folder.parent.is_dir():
         raise PathNotFoundError(

@@ -172,8 +172,8 @@ def call(model, inputs: object) -> object:
     `**kwargs`.
 
     Raises:
-        TypeError: the mapping has a key, other than that of its targets, that is not a parameter
-            of `forward`.
+        TypeError: a key is neither in `TARGETS` nor a parameter of `forward`, and `forward` has no
+            `**kwargs`.
     """
     if not isinstance(inputs, Mapping):
         return model(inputs)

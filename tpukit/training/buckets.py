@@ -62,8 +62,8 @@ class Buckets:
         """Return for every sample the index of its bucket in `lengths`: (N,) int64.
 
         Raises:
-            ValueError: a sample is longer than the largest length, or `sizes` belongs to another
-                dataset.
+            ValueError: a sample is longer than the largest length, or `self.sizes` belongs to
+                another dataset.
         """
         import numpy
 
@@ -220,11 +220,11 @@ def _check_fill_value(key: object, part, value: float) -> None:
         is_changed = kept != value
     if is_changed:
         raise InvalidValueError(
-            f"pad fills {key!r} with {value}, which {part.dtype} cannot represent: it would "
-            f"become {kept}",
+            f"pad= gives {key!r} the fill value {value}, which {part.dtype} cannot represent: "
+            f"it would become {kept}",
             fix=(
-                f"another number; or let the dataset return {key!r} in a wider dtype, such as "
-                "torch.int64"
+                f"another fill value in pad=; or let the dataset return {key!r} in a wider dtype, "
+                "such as torch.int64"
             ),
         )
 
@@ -267,7 +267,7 @@ class BucketSampler(ShardedSampler):
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
-        """Return the length of the batch of every step."""
+        """Return the batch length of every step of an epoch after the first `done` samples."""
         _, buckets = _arranged(self, epoch, seed)
         left = buckets[done // self.samples_per_step :][: self.steps(done)]
         return [self.lengths[bucket] for bucket in left]

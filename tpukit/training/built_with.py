@@ -113,11 +113,11 @@ def follow_own_function(scheduler) -> None:
 
 
 def check_length(scheduler, steps: int) -> None:
-    """Raise before the first step if a scheduler ends before the run does.
+    """Raise an error if a scheduler ends before the run does.
 
     Args:
-        scheduler: any scheduler. Only those with `total_steps` end: torch's OneCycleLR raises an
-            error in the step after the last.
+        scheduler: any scheduler. Only schedulers with `total_steps`, such as torch's OneCycleLR,
+            have an end; in the step after it they raise an error.
         steps: number of calls of `scheduler.step()` that are left in this run.
 
     Raises:

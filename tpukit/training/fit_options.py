@@ -69,7 +69,8 @@ class FitOptions:
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise InvalidTypeError(
                 f"on_epoch_end must be a function of the history, got {self.on_epoch_end!r}",
-                fix="on_epoch_end=lambda history: history.epochs[-1]['train_loss'] < 0.1",
+                fix="pass a function that returns True to stop the training: "
+                "on_epoch_end=lambda history: history.epochs[-1]['train_loss'] < 0.1",
             )
 
 

@@ -187,7 +187,7 @@ class RunState:
         """Return the weights of the last `save_best`, in host memory.
 
         Args:
-            epoch: the best epoch, for the error.
+            epoch: the number of the best epoch, which the error names.
 
         Raises:
             FileNotFoundError: best.pt is missing, because this run was resumed without this file.
@@ -310,7 +310,7 @@ class RunState:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder in the block, and then wait until the last save is complete. Collective.
+        """Lock the folder in the block; at its end, wait for the last save. Collective.
 
         Raises:
             CheckpointError: another run uses the folder, or the last save failed.

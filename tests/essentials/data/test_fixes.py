@@ -163,7 +163,7 @@ def test_the_fixes_work_for_datasets():
     stream = Stream()
     with fixes("batches: a {} can only be read in order, so samples cannot be chosen ...") as fix:
         core.batches(stream, batch_size=4)
-    all_of(fix.code(r".*(?=:)", dataset=stream))
+    all_of(fix.code(r"(?<=: ).*", dataset=stream))
 
     with fixes("batches: the dataset is empty: its length is 0"):
         core.batches([], batch_size=1)
@@ -302,7 +302,7 @@ def test_the_fixes_work_for_what_fills_samples_up():
 
     dataset = Bytes()
     with fixes(
-        "buckets: pad fills {} with {}, which {} cannot represent: it would become {}"
+        "buckets: pad= gives {} the fill value {}, which {} cannot represent: it would become {}"
     ) as fix:
         padded(dataset, pad={"ids": -100})
     padded(dataset, pad={"ids": 255})

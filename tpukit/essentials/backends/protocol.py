@@ -55,8 +55,8 @@ class Topology:
             the only core runs in the kernel itself.
         is_dry_run: whether CPU processes or a simulated TPU replace TPU cores.
         generation: the generation of a TPU, such as "v5e"; otherwise "".
-        device_number: the number of the only chip or GPU of the run, from 0. Other runs may use the
-            other chips. None if the run may use the whole machine.
+        device_number: the index, from 0, of the only chip or GPU that the run uses; other runs may
+            use the others. None if the run may use the whole machine.
         hosts: the hosts of the run; None for a single host.
         compile_cache: the open compilation cache; None for none.
         chips: number of chips per core; more than 1 if the model is sharded over them.
@@ -302,8 +302,8 @@ class Runtime:
             the machine.
         sharded: the name of the runtime in which all devices of a host are a single core; None if
             there is none.
-        dry_run_of: the name of the backend that this backend replaces on a machine without such a
-            device; None if it replaces no other backend.
+        dry_run_of: for a dry run, the name of the runtime that this one replaces if the machine
+            has no accelerator; None if this is no dry run of another runtime.
         is_for_launch: whether `launch(backend=...)` accepts the name.
         note: text at the end of the line that a dry run prints.
         keeps_compiles: whether a compilation cache can store the compiled programs.

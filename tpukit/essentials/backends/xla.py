@@ -388,7 +388,7 @@ def _run_in_this_thread(on_core: Callable[[], None], process: int, processes: in
 
 
 def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:
-    """Return LIBTPU_INIT_ARGS with tpukit's flags, except flags that the user has set.
+    """Add tpukit's flags to LIBTPU_INIT_ARGS, but keep flags that the user has set.
 
     Args:
         given: the user's value of LIBTPU_INIT_ARGS.

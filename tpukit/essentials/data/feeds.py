@@ -121,7 +121,7 @@ class SourceFeed:
         return numbered(plan.samples, run_ahead(calls, threads=1))
 
     def arrange(self, tensors: tuple) -> tuple:
-        """Return sent tensors as a loop yields them: images (B, 3, H, W), targets and mask."""
+        """Convert a batch on the device to images (B, 3, H, W), targets and mask."""
         images, labels, *others = tensors
         return *split_masks(images.permute(0, 3, 1, 2), labels), *others
 

@@ -124,7 +124,7 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each open file and random generator that a function uses by name.
+    """Return a warning for each variable of a function with an open file or random generator.
 
     An object inside another one, such as an attribute, gets no warning.
     """

@@ -83,8 +83,8 @@ class Changes(Table):
 
     Attributes:
         changes: the changed variables.
-        left: variables, as "NAME=value", with which a launch would fail or leave chips unused.
-            `setup` does not change them, because the user may have set them on purpose.
+        left: unchanged variables, as "NAME=value", with which a launch would fail or not use all
+            chips. `setup` does not change them: the user may have set them on purpose.
         cell: number of the notebook cell that displays the changes; None outside of IPython.
         problem: why no launch can start with this machine's torch, with the fix; "" if a launch
             can start.

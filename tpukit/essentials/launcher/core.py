@@ -495,7 +495,7 @@ class Core:
             return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value) -> Any:
-        """Return the mean of a number, tensor or dict of them over the cores. Collective.
+        """Return the mean over the cores of a number, a tensor or a dict. Collective.
 
         A tensor stays on the device, so this method does not wait for the device. Its mean has no
         gradient. A number becomes a float. A dict is averaged by name, whatever its order, and may

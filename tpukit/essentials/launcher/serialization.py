@@ -267,8 +267,8 @@ class CallFile:
     def read(self) -> Iterator[object]:
         """Yield the `Circumstances`, then (function, arguments).
 
-        Apply the `Circumstances` before the second value is read: unpickling may need `sys.path`.
-        The values do not share memory with the file.
+        Apply the `Circumstances` before the second value is read, because unpickling the function
+        may need their `sys.path`. The values do not share memory with the file.
         """
         # Not with the file's position, which all workers share after the fork.
         with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as content:
@@ -277,7 +277,7 @@ class CallFile:
 
 
 class Surroundings:
-    """Detects changes that do not reach the workers: of modules and of environment variables."""
+    """Detects changed modules and environment variables; the workers still have the old ones."""
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
