@@ -112,6 +112,7 @@ def test_every_target_gets_the_time_limit_and_ends_the_machine_ten_minutes_after
         ("vertex", {"timeout": float("inf")}, "a limit of a minute or more"),
         ("gcloud", {"name": "My Job"}, "is not a valid name of a job"),
         ("gcloud", {"name": "a" * 41}, "is not a valid name of a job"),
+        ("gcloud", {"name": "train-"}, "does not end with a hyphen"),
         ("gcloud", {"options": JobOptions(zone="us-west4-a; rm -rf /")}, "is not a valid zone"),
         ("gcloud", {"options": replace(ZONE, project="$(reboot)")}, "is not a valid project"),
         (

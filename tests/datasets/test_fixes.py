@@ -303,7 +303,7 @@ def test_the_fixes_work_for_folders_of_something_else():
 
     Path("file.txt").write_text("")
     for folder in ("file.txt", "file.txt/pack"):
-        with fixes("resumable: {} cannot be a folder"):
+        with fixes("resumable: {} cannot be created, because it or a part of its path is a file"):
             quietly(items(), folder)
     quietly(items(), "a-new-folder")
     with fixes("resumable: {} holds another {}{}") as fix:
@@ -491,7 +491,7 @@ def test_the_fixes_work_for_folders_of_masks_in_each_class():
     files = [f"{kind}/{part}/1.png" for kind in ("ill", "well") for part in ("images", "masks")]
     folder_of(Path("covid"), *files)
     with fixes(
-        "folder_layouts: {} has masks in each class, and pack would take them for images ..."
+        "folder_layouts: {} has masks in each class, and pack would store them as images ..."
     ) as fix:
         quietly("covid")
     made = written(fix)
@@ -585,7 +585,7 @@ def test_the_fixes_work_for_files_of_other_modes():
 
     Path("colours/a").mkdir(parents=True)
     Path("colours/a/x.png").write_bytes(png_of(4, 4, bits=16, kind=2, rows=bytes(25 * 4)))
-    with fixes("image_modes: window= is for one channel of 16 bits, and this {} has {}"):
+    with fixes("image_modes: window= is for one channel of 16 bits, and this {} has {} channels"):
         quietly("colours", options=PackOptions(window=(0, 4095)))
     quietly([(np.zeros((4, 4, 3), np.uint16), 0)], "arrays", options=PackOptions(window=(0, 4095)))
     quietly("colours")
@@ -644,7 +644,7 @@ def test_the_fixes_work_for_the_form_of_pixels():
 
 
 def test_the_fixes_work_for_items_that_are_no_image_and_labels():
-    with fixes("item_parts: item {} is not (image, labels) as pack reads them"):
+    with fixes("item_parts: pack cannot read item {} as (image, labels)"):
         quietly([5])
     for item in ((png(1), 0), {"image": picture(1), "label": 0}, (np.asarray(picture(1)), ())):
         quietly([item])
@@ -671,7 +671,7 @@ def test_the_fixes_work_for_mappings_whose_keys_say_too_little():
     done(fix, fix.text, [item])
 
     item = {"image": picture(1), "species": 1}
-    with fixes("item_parts: keys {}, without a usual name of a label") as fix:
+    with fixes("item_parts: none of the keys {} is a usual name of a label") as fix:
         quietly([item])
     done(fix, fix.text, [item])
     quietly([item], labels=[])
@@ -980,7 +980,7 @@ def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
 
     table = table_of(kind=["a", "b"] * 2, patient=[1, 1, 2, 2])
     folder_of(Path("in"), "cat/a.png")
-    with fixes("pack_sources: the labels of a folder are its sub-folders, and a ..."):
+    with fixes("pack_sources: labels= and groups= are not for folders: a folder's ..."):
         quietly("in", labels="kind")
     quietly(table, labels="kind", groups="patient")
 

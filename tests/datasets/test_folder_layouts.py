@@ -156,6 +156,24 @@ def test_the_line_with_a_table_finds_the_image_of_each_row(tmp_path, files, tabl
     assert found == [file for file in files if file[0] != "t" or file[:5] == "train"][:2]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + IDS,  # as Excel saves "CSV UTF-8"
+        ",id,label\n0,1,cat\n1,2,dog\n",  # DataFrame.to_csv writes an index without a name
+        ",id,label\n1,2,cat\n2,1,dog\n",  # an index that looks like the names of images
+        ",label\n1,cat\n2,dog\n",  # an index with the names of images
+    ],
+)
+def test_the_line_reads_a_table_with_a_byte_order_mark_or_an_index(tmp_path, text):
+    pandas = pytest.importorskip("pandas")
+    fix = refusal_of(tmp_path, ["train/1.png", "test/2.png"], {"labels.csv": text})
+    table, arguments = packed_by(fix, pandas=pandas, glob=glob, os=os)
+    names = ["2.png", "1.png"] if ",2,cat" in text else ["1.png", "2.png"]
+    assert [os.path.basename(path) for path in table["path"]] == names
+    assert arguments["labels"] == "label"
+
+
 @pytest.mark.parametrize("top", ["photos", "photos[1]", "photos_mask"])
 def test_the_lines_find_the_images_in_a_folder_of_any_name(tmp_path, top):
     pandas = pytest.importorskip("pandas")

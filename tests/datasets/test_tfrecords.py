@@ -159,6 +159,7 @@ DAMAGE = {
         lambda whole: gzip.compress(whole)[:-400],
         "its gzip stream breaks off in record",
     ),
+    "gzip of nothing": (lambda whole: gzip.compress(b""), "is empty\n.*0 bytes"),
     "gzip with a flipped bit": (lambda whole: flipped(1200)(gzip.compress(whole)), "damaged"),
     "gzip of a web page": (
         lambda whole: gzip.compress(b"<!doctype html><title>404</title>"),

@@ -59,6 +59,9 @@ def test_files_without_a_row_are_counted_once(folder, labels, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"2 images in {folder} have no row in the labels and are not used"
     ]
+    twice = pd.concat([labels, labels.head(3)])
+    assert len(index_images(twice, folder)) == 9
+    assert capsys.readouterr().out == ""
 
 
 def test_labels_without_a_row_give_a_table_without_a_row(folder, labels):

@@ -373,14 +373,14 @@ def test_an_empty_batch_stays_empty():
         ({"swap_labels": ((1, 2, 3),)}, "swap_labels must be pairs of labels"),
         (
             {"swap_labels": (("left", "right"),)},
-            "swap_labels=(('left', 'right'),) has no column for 'left'; names=[]",
+            "swap_labels=(('left', 'right'),), but there is no label 'left'; names=[]",
         ),
         (
             {"swap_labels": (("left", "right"),), "names": ["left", "rihgt"]},
-            "has no column for 'right'; names=['left', 'rih",
+            "there is no label 'right'; names=['left', 'rih",
         ),
-        ({"swap_labels": ((0, 2),), "names": ["a", "b"]}, "has no column for 2"),
-        ({"swap_labels": ((0, -1),)}, "has no column for -1"),
+        ({"swap_labels": ((0, 2),), "names": ["a", "b"]}, "there is no label 2"),
+        ({"swap_labels": ((0, -1),)}, "there is no label -1"),
         ({"swap_labels": ((0, 0),)}, "swap_labels=((0, 0),) has a label twice"),
         (
             {"swap_labels": ((0, 1), (1, 2))},
@@ -426,10 +426,10 @@ def test_images_of_another_kind_are_refused(images, said):
 @pytest.mark.parametrize(
     ("labels", "swap", "said"),
     [
-        (torch.zeros(4), ((LEFT, RIGHT),), "must be (N, L), here (4, 7), got Tensor (4,)"),
-        (torch.zeros(4, 6), ((LEFT, RIGHT),), "here (4, 7), got Tensor (4, 6)"),
-        (torch.zeros(3, 10), ((LEFT, RIGHT),), "here (4, 10), got Tensor (3, 10)"),
-        (torch.zeros(4, 11), SIDES["swap_labels"], "here (4, 10), got Tensor (4, 11)"),
+        (torch.zeros(4), ((LEFT, RIGHT),), "labels must be (4, 7), got Tensor (4,)"),
+        (torch.zeros(4, 6), ((LEFT, RIGHT),), "must be (4, 7), got Tensor (4, 6)"),
+        (torch.zeros(3, 10), ((LEFT, RIGHT),), "must be (4, 10), got Tensor (3, 10)"),
+        (torch.zeros(4, 11), SIDES["swap_labels"], "must be (4, 10), got Tensor (4, 11)"),
         (torch.tensor(1.0), ((LEFT, RIGHT),), "got Tensor ()"),
         (None, ((LEFT, RIGHT),), "got NoneType ()"),
     ],

@@ -318,7 +318,7 @@ def test_the_number_of_jobs_at_a_time_may_be_numpys():
 def test_more_jobs_at_a_time_than_chips_are_refused():
     refused = pytest.raises(
         ValueError,
-        match="cores=9 jobs at a time are not supported: at most 8 run here\n  found: Kaggle",
+        match="cores=9 is not supported: this machine runs at most 8 jobs at a time\n  found: Kaggle",
     )
     with on_machine(KAGGLE), refused:
         quietly(lambda core, config: config, [1], cores=9)

@@ -155,7 +155,6 @@ def _compile(command: list[str], sources: Path, to: Path) -> None:
             raise BuildError(
                 f"{to.name} does not compile",
                 found=f"{command[0]} ended with status {ended.returncode}: {first}",
-                fix="set CC to another compiler (GCC 10 or later, or clang), or report the line "
-                "above",
+                fix="set CC to another compiler: GCC 10 or later, or clang",
             )
         os.replace(made, to)

@@ -51,7 +51,7 @@ class Done(ctypes.Structure):
     _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
 
     def now(self) -> tuple[str, bool]:
-        """Return what a compilation does now, and True if it waits for another process."""
+        """Return what the process does now, in words, and whether it waits for another process."""
         doing = self.doing
         return self._WORDS[doing], doing == _WAITING
 
@@ -82,7 +82,7 @@ class CompileCache:
     page: int = 0
 
     def enter(self) -> Done:
-        """Make torch_xla load the C library, which loads libtpu; return this process's `Done`.
+        """Make torch_xla load `library`, which itself loads libtpu; return the process's `Done`.
 
         Call this method in a worker, before the XLA client of the worker starts.
         """

@@ -26,7 +26,7 @@ class Programs:
         device: the XLA device of this core.
 
     Attributes:
-        seed_id: torch_xla's id of a program's input that is the seed of random numbers.
+        seed_id: the id by which torch_xla marks the random seed among a program's inputs.
     """
 
     def __init__(self, device):
@@ -54,7 +54,7 @@ class Programs:
         return key, list(zip(ids, values, strict=True))
 
     def run(self, key: bytes, inputs: list) -> list:
-        """Start a program; return its results at once, though the device still computes them."""
+        """Start a program; return its results as tensors that are still being computed."""
         return self._api._run_cached_graph(key, inputs)
 
     def ids(self, tensors: list) -> list[int]:
@@ -66,7 +66,7 @@ class Programs:
         return self._api._check_tensor_need_materialization(tensors)
 
     def held_twice(self, tensors: list) -> bool:
-        """Return whether other tensors share memory with these, such as the result of `detach`."""
+        """Return whether other tensors, such as results of `detach`, share memory with these."""
         # A replayed step would update only one of the two tensors. Both have the same id, so only
         # the reference count of their storage shows that there are two.
         import torch

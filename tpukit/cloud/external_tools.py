@@ -71,7 +71,7 @@ def run_tool(
 
     Raises:
         CloudError: the tool failed or did not end in time. `found` has the tool's message, and
-            `status` the HTTP status with the same meaning.
+            `status` the HTTP status for it, such as 403 for a missing permission.
         NotInstalledError: the tool is not installed.
     """
     shown = " ".join(words[:4])  # enough to recognise the command; the rest may be long

@@ -138,8 +138,8 @@ def submit(
         parameters: new values for names that the cell with the tag "parameters" assigns; None for
             no new values.
         files: files and folders that the notebook needs, inside the notebook's folder. A listed
-            folder must not contain hidden files, files with keys, or links out of this folder. To
-            send such a file, list the file itself.
+            folder must not contain hidden files, files with keys, or links out of this folder,
+            unless you also list the file or link itself.
         requirements: the path of a requirements.txt with the packages that the notebook needs; None
             for no further packages.
         name: the name of the job; None for the notebook's name and the time. If a job of this name
@@ -526,7 +526,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
         to: a `Target` for requests to the platform, such as a `VertexTarget` with credentials; None
-            for the target of the job. The folder is read with the credentials of this machine.
+            for the job's target. The bucket is always read with the credentials of this machine.
 
     Raises:
         PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.

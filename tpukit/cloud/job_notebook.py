@@ -128,7 +128,8 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
         raise InvalidValueError(
             f"no such parameter: {', '.join(map(str, unknown))}",
             found=f"the notebook has {known or 'none in its cell of parameters'}",
-            fix="use one of these names, or assign the new name in that cell",
+            fix="use one of these names, or assign the new name in the notebook's cell of "
+            "parameters",
         )
     for name, value in parameters.items():
         _check_value(name, value)

@@ -7,8 +7,8 @@ from tpukit.profiling import TPUS, Tpu
 
 # The images of TPU VMs. The other generations have the default of `runtime_version`.
 _RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-# Seconds after SIGTERM until the container is killed, in addition to `JobOptions.grace`: the runner
-# copies the last files.
+# Seconds after SIGTERM until Docker's client is killed, in addition to `JobOptions.grace`: the
+# runner copies the last files.
 _SECONDS_TO_COPY = 90
 _TYPES = {"v5e": "ct5lp-hightpu-{}t", "v6e": "ct6e-standard-{}t"}  # by the number of chips
 
@@ -40,7 +40,7 @@ def image_of(plan: JobPlan) -> str:
 
 
 def seconds_to_stop(plan: JobPlan) -> int:
-    """Return the seconds after SIGTERM until the container is killed."""
+    """Return the seconds after SIGTERM until the container's Docker client is killed."""
     return int(plan.options.grace) + _SECONDS_TO_COPY
 
 
@@ -62,7 +62,8 @@ def container_lines(
         mounts: folders of the machine to mount, at the same path in the container.
         seconds: the time limit of the container in seconds, such as "7800", or a shell variable
             with this limit, such as "$left".
-        docker: the Docker command, such as "sudo docker".
+        docker: the Docker command; with sudo, "sudo --preserve-env docker", because the options
+            refer to secrets by the names of variables.
     """
     name = f"tpukit-{plan.name}"
     image = image_of(plan)

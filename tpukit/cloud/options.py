@@ -85,8 +85,8 @@ def check_plan(plan: JobPlan) -> None:
     if not re.fullmatch(_NAME, plan.name):
         raise InvalidValueError(
             f"{plan.name!r} is not a valid name of a job",
-            found="a name has lower-case letters, digits and hyphens, begins with a letter, and "
-            "has at most 40 characters",
+            found="a name has lower-case letters, digits and hyphens, begins with a letter, does "
+            "not end with a hyphen, and has at most 40 characters",
             fix='name="train-1"',
         )
     _check_refused(plan)
@@ -134,7 +134,7 @@ def _check_reservation(plan: JobPlan) -> None:
         raise InvalidValueError(
             f"reservation={reservation!r} is not supported by the target gcloud",
             found="only `gcloud alpha` selects a reservation of TPUs by its name",
-            fix='use any reservation of the zone that fits: options=JobOptions(reservation="any")',
+            fix='use any matching reservation in the zone: options=JobOptions(reservation="any")',
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
         raise InvalidValueError(

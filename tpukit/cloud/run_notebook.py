@@ -289,7 +289,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
-    """Restore files and secrets, start the two threads, and execute the notebook."""
+    """Set variables, with the secrets; restore files, start two threads, execute the notebook."""
     plan = request["plan"]
     threading.Thread(
         target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True
@@ -507,7 +507,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
     manifest = attempt.manifest()
     for name, stored in manifest.items():
         if attempt.folder.stored(name) != tuple(stored):
-            raise OSError(f"{name} in the folder differs from the file of this machine")
+            raise OSError(f"the copy of {name} in the job's folder differs from the file here")
     write_json(attempt.folder, "manifest.json", manifest)
     write_json(attempt.folder, "result.json", result)
 

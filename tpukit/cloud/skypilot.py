@@ -65,7 +65,7 @@ class SkyPilotTarget:
         return handle
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the managed job; of several jobs of this name, the newest."""
+        """Return the state of the newest managed job with this name."""
         try:
             answer = run_tool(["sky", "jobs", "queue", "--refresh", "--all", "--output=json"])
         except CloudError as error:

@@ -132,7 +132,7 @@ def start_script(plan: JobPlan, wheel: str) -> str:
 
     Args:
         plan: the plan of the job.
-        wheel: the name of the wheel of tpukit in the job's folder in/.
+        wheel: the file name of tpukit's wheel, which is in the job's subfolder `in`.
     """
     caller = tuple(int(number) for number in plan.python.split("."))
     wanted = plan.python if _OLDEST <= caller <= _NEWEST else "3.12"
@@ -163,7 +163,7 @@ def package_list(options: JobOptions, wheel: str) -> list[str]:
 
     Args:
         options: the options of the job.
-        wheel: the name of the wheel of tpukit in the job's folder in/.
+        wheel: the file name of tpukit's wheel, which is in the job's subfolder `in`.
 
     Raises:
         ValueError: torch_xla has no release for this torch.

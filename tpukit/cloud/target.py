@@ -168,9 +168,9 @@ class Target(Protocol):
     def start(self, plan: JobPlan) -> dict:
         """Ask for one machine and return its handle, without waiting for the machine.
 
-        If a machine for the same name and digest exists, because an earlier answer was lost, the
-        call returns the handle of that machine. If that machine was lost, or the platform's job is
-        over, the call starts another machine.
+        If an answer of the platform was lost, a machine with the plan's name and digest may exist
+        already. Then the method returns the handle of this machine. It starts another machine if
+        the earlier one no longer exists, or if the platform's job is over.
         """
 
     def state(self, handle: dict) -> PlatformState:

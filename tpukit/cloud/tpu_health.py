@@ -55,7 +55,7 @@ def health(
     Without a name, `health` checks the chips, their device nodes, the processes that use them, the
     environment variables and the versions. Then every core multiplies matrices, and the results
     are summed over all cores. This computation runs in worker processes, so you can still call
-    `launch` afterwards. If there is no chip, GPUs or CPU processes compute, and a finding warns.
+    `launch` afterwards. Without a TPU chip, it runs on GPUs or CPU processes, and a finding warns.
 
     With a name, `health` asks the Cloud TPU API. While the TPU VM is in a temporary state, such as
     STARTING, `health` waits and prints the state. The API does not list the TPUs of Colab and

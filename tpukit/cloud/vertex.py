@@ -220,7 +220,7 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
         raise CloudError(
             f"{error.fact}; it is not known whether Vertex AI created the job",
             found=f"{error.found}; {seen}",
-            fix=f"{error.fix}; then start the job, which is not created twice: "
+            fix=f"{error.fix}; then start the job (if it exists, no second job is created): "
             f'find("{plan.name}", "{bucket}").start()',
             status=error.status,
             may_pass=True,
@@ -230,7 +230,7 @@ def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
 
 
 def custom_job(plan: JobPlan) -> dict:
-    """Return the body of the request for a custom job, with the names of the API's JSON."""
+    """Return the JSON body of the API's request for a custom job."""
     options = plan.options
     machine = dict(MACHINE_SPECS[plan.tpu.name])
     if options.reservation:

@@ -86,13 +86,13 @@ class Room:
 
         `choose` tries these rules in turn:
         1. A folder that has this pack already, finished or not.
-        2. The first of `targets`, if it has another pack. The caller then raises an error.
+        2. The first of `targets`, if it has a different pack. The caller then raises an error.
         3. A folder without another pack that can be written to and has enough free disk.
         4. The last of `targets`.
 
         Args:
-            targets: the folders in the order of the user's preference; then the same folders with
-                other settings, which make a smaller pack.
+            targets: the folders in the order of the user's preference; then the same folders again,
+                for a smaller pack.
         """
         first = targets[0]
         begun = next(filter(_is_begun, targets), None)

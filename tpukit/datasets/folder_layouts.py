@@ -91,7 +91,7 @@ def _refuse_masks_in_classes(layout: _Layout) -> None:
     pattern = os.path.join(glob.escape(folder), "*", images[0], "*")
     files = f"files = sorted(glob.glob({pattern!r})); {_parts_of_paths(folder, 'files')}"
     raise InvalidValueError(
-        f"{folder} has masks in each class, and pack would take them for images of the class",
+        f"{folder} has masks in each class, and pack would store them as images of the class",
         found=f"each sub-folder contains {_list(common)}",
         fix=f"to pack the images without the masks: {files}; "
         'pack(pandas.DataFrame({"path": files, "label": [part[0] for part in parts]}), ..., '
@@ -126,7 +126,7 @@ def _refuse_people(layout: _Layout) -> None:
     if have_classes_inside and not _parts(layout) and 2 * complete > len(classes):
         raise InvalidValueError(
             f"the {len(classes)} sub-folders of {folder} look like patients and not like classes",
-            found=f"{_list(classes)}; in most of them lie {_list(sorted(kinds))}",
+            found=f"{_list(classes)}; most of them contain {_list(sorted(kinds))}",
             fix=f"files = {_files(layout)}; {_parts_of_paths(folder, 'files')}; "
             'table = pandas.DataFrame({"path": files, "patient": [part[0] for part in parts], '
             '"label": [part[1] for part in parts]}); '
@@ -316,7 +316,10 @@ def _with_table(layout: _Layout) -> str:
 
 
 def _matching(table: str, names: Sequence[str]) -> _Match | None:
-    """Find the first column whose first value is the name of an image; None if there is none."""
+    """Find the first column whose first value is the name of an image; None if there is none.
+
+    Columns without a name come last: an index from `DataFrame.to_csv` may look like such names.
+    """
     folders = defaultdict(set)  # by the name of an image, with its ending and without
     for name in names:
         inside, file = os.path.split(name)
@@ -324,20 +327,23 @@ def _matching(table: str, names: Sequence[str]) -> _Match | None:
         # Tables of APTOS 2019 and ISIC 2018 name images without the ending of the file.
         folders[os.path.splitext(file)[0]].add(inside)
     separator = "\t" if table.lower().endswith(".tsv") else ","
-    with open(table, newline="", encoding="utf-8", errors="replace") as lines:
+    with open(table, newline="", encoding="utf-8-sig", errors="replace") as lines:
         rows = csv.reader(lines, delimiter=separator)
         columns = next(rows, [])
         first = next(rows, [])
-        place = next((place for place, value in enumerate(first) if value in folders), len(columns))
-        if place >= len(columns):
+        pairs = enumerate(zip(columns, first, strict=False))  # rows may be shorter or longer
+        places = {place: name for place, (name, value) in pairs if value in folders}
+        if not places:
             return None
+        place = min(places, key=lambda place: (not places[place], place))
         values = {row[place] for row in rows if len(row) > place} | {first[place]}
-    others = [*columns[:place], *columns[place + 1 :]]
+    column = columns[place] or f"Unnamed: {place}"  # pandas' name of a column without one
+    others = [name for name in [*columns[:place], *columns[place + 1 :]] if name]
     files = (os.path.basename(name) for name in names)
     ending = os.path.splitext(next(file for file in files if _is_named(file, first[place])))[1]
     inside = _folder_of_all([folders[value] for value in values if value in folders], table)
     ending = "" if first[place].endswith(ending) else ending
-    return _Match(table, separator, columns[place], ending, others, inside)
+    return _Match(table, separator, column, ending, others, inside)
 
 
 def _is_named(file: str, value: str) -> bool:

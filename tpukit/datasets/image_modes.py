@@ -59,7 +59,7 @@ def to_form(image, form: PixelForm = _DEFAULT):
         A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).
 
     Raises:
-        ValueError: `form` has no window, and the image has more than 16 bits or floats; `form` has
+        ValueError: `form` has no window, and the image has floats or more than 16 bits; `form` has
             a window, and the image has several channels of 16 bits; the mode is "I;16", and the
             image is not one channel of whole numbers from 0 to 65,535; or Pillow cannot convert
             the image.
@@ -75,7 +75,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
     if window is not None and not is_numeric and has_16_bits:
         channels = len(image.getbands())
         raise InvalidValueError(
-            f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
+            f"window= is for one channel of 16 bits, and this {image.format} has {channels} "
+            "channels",
             found="Pillow opens such images with 8 bits",
             fix="leave window= out; or pack items whose images are uint16 arrays: "
             "(tifffile.imread(file), label)",
@@ -169,7 +170,8 @@ def coded(image) -> list:
     """Return Pillow's `tile` list of an image's file; [] for an image in memory.
 
     An entry is (decoder, box, offset, arguments); the arguments begin with the raw mode. Pillow
-    empties `tile` when it reads the pixels. So call `coded` once before, which stores the list.
+    empties `tile` when it reads the pixels. The first call must come before that: it stores the
+    list in the image for later calls.
     """
     if getattr(image, "tile", None):
         image.tile_before_load = image.tile
@@ -221,7 +223,7 @@ def turn_of(image) -> int:
 
 
 def _orientation_of(image) -> int:
-    """Return the orientation of an open image by EXIF, else by XMP; 1 if both are damaged."""
+    """Return an open image's orientation from EXIF or else XMP; 1 if both are damaged."""
     # Not ImageOps.exif_transpose: it also rewrites all other tags, and raises if one is damaged.
     with contextlib.suppress(Exception):
         how = image.getexif().get(_ORIENTATION, 1)
@@ -255,7 +257,7 @@ def brightest(image) -> int:
     """Return the largest value of an image of more than 8 bits; 0 for 8 bits or floats.
 
     The alpha channel of a file does not count. Of several channels of 16 bits, Pillow reads only
-    the upper 8 bits, so the result is up to 255 too high.
+    the upper 8 bits. The result then has ones as its lower 8 bits, so it is up to 255 too high.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.
@@ -323,7 +325,7 @@ def check_window(window) -> tuple[float, float] | None:
 
 
 def orientation(data) -> int:
-    """Return the orientation of a JPEG file by EXIF, else by XMP, 1 (upright) to 8."""
+    """Return a JPEG file's orientation from EXIF or else XMP: 1 (upright) to 8."""
     data = bytes(data)
     if not any(note in data for note in _NOTES):  # 30 us for 20 KB; `Image.open` takes 70 us
         return 1

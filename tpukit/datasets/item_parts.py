@@ -75,7 +75,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
     except (TypeError, ValueError) as error:
         parts = parts_of(error)
         raise InvalidValueError(
-            f"item {number} is not (image, labels) as pack reads them",
+            f"pack cannot read item {number} as (image, labels)",
             found=f"{type(item).__name__}: {parts.fact}",
             fix=parts.fix or _FIX,
         ) from error
@@ -126,7 +126,7 @@ def _split_dict(item: Mapping, columns: Columns) -> _Parts:
     has_other_keys = len(item) > 1 + len(wanted)
     if has_other_keys and not label_names and columns.labels is None:
         raise InvalidValueError(
-            f"keys {keys}, without a usual name of a label",
+            f"none of the keys {keys} is a usual name of a label",
             fix='name the key of the label: pack(..., labels="species"); or, if there is no label: '
             "labels=[]",
         )
@@ -140,8 +140,8 @@ def _split_tuple(item) -> _Parts:
     if item is None:
         raise InvalidTypeError(
             "None, which some datasets return for a damaged image",
-            fix="raise an error in __getitem__ instead; then, to leave such items out and list "
-            'them: pack(..., damaged="skip")',
+            fix="raise an error in __getitem__ instead of returning None, and skip such items: "
+            'pack(..., damaged="skip")',
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")
@@ -350,8 +350,8 @@ def _sixteen_bits(array):
     if array.shape[2] != 1 or array.dtype == "uint8":
         raise InvalidValueError(
             f'mode="I;16" is for one channel of 16 bits, not for {array.shape} {array.dtype}',
-            fix='options=tpukit.PackOptions(mode="L"); or pass one channel of uint16: '
-            "image[..., :1]",
+            fix='options=tpukit.PackOptions(mode="L"); or, if the image is uint16, pass one '
+            "channel: image[..., :1]",
         )
     check_16_bits(array)
     return byte_pairs(array[:, :, 0])

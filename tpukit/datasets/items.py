@@ -87,8 +87,8 @@ class Items:
 
     Args:
         source: a dataset, or an iterable of items.
-        columns: if items are dicts, the keys of image, labels and mask; and the form of the images.
-            None for the defaults.
+        columns: the form of the images, and the keys of image, labels and mask in items that are
+            dicts; None for the defaults.
         classes: names in place of the dataset's own; None for the dataset's own, [] for none.
 
     Attributes:
@@ -100,7 +100,7 @@ class Items:
         classes: if the label is a class number, the name of each class, from the argument or the
             dataset; else [].
         has_masks: True if each item has a mask.
-        dark: for a stream, the largest value of each 16-bit image that a pack stores nearly black.
+        dark: for a stream, the largest values of the 16-bit images that become nearly black.
         sizes: the number of bytes, before resizing, of each image that `digest` has read.
 
     Raises:
@@ -622,7 +622,7 @@ class StoredItems:
 
 
 class ReceivedItems:
-    """The items that the parent process reads and sends to this process, in the packed order."""
+    """The items that the parent process reads and sends to this process, in the pack's order."""
 
     def __init__(self, stream: BinaryIO, shape: tuple[int, ...] | None):
         self._stream = stream

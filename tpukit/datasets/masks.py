@@ -125,8 +125,8 @@ def decode_masked(data, size: tuple[int, int] | None, decode, *, resize: str, ch
         size: (height, width) in pixels; None keeps the size of the image.
         decode: a function; `decode(data, size)` must return the pixels of the image, (H, W, 3).
         resize: as for `PixelForm`.
-        check: True to raise ValueError if image and mask differ in size. The image is then decoded
-            at its full size, which takes longer.
+        check: True to raise ValueError if image and mask differ in size. With True, the image is
+            decoded at its full size, which takes longer.
     """
     parts = parts_of(data)
     mask = open_mask(parts.mask)

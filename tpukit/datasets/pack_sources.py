@@ -46,8 +46,8 @@ def _in_memory() -> dict:
 class EncodedSource(Protocol):
     """A source with its own code to find and encode images, such as the slices of CT series.
 
-    The images are packed in the order of their rows. A later call compares the source files by
-    names and sizes only.
+    The images are packed in the order of their rows. A later call for the same pack compares only
+    the names and sizes of the source files with those of the first call.
 
     Attributes:
         count: the largest possible number of images.
@@ -59,7 +59,7 @@ class EncodedSource(Protocol):
     reader: type
 
     def find(self, work: Path) -> "PackSource":
-        """Return the complete source. This may take long, so it happens when the pack begins.
+        """Find the images for a pack that is not finished; return the source with them.
 
         Args:
             work: the folder `unfinished`, for files that the reader needs.
@@ -72,7 +72,7 @@ class EncodedSource(Protocol):
         """Return the number of bytes of some encoded images."""
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments that make a smaller pack, the largest pack first.
+        """Yield arguments that make a smaller pack, in descending order of the pack's size.
 
         Each is (the argument's name, the code that passes it, the changed entries of the plan).
         """
@@ -181,7 +181,7 @@ def describe_source(
         refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
             raise InvalidValueError(
-                "the labels of a folder are its sub-folders, and a folder has no groups",
+                "labels= and groups= are not for folders: a folder's labels are its sub-folders",
                 fix="pass a DataFrame with these columns: "
                 'pack(table, ..., path="path", labels="label", groups="patient")',
             )

@@ -43,7 +43,7 @@ def _separator(source) -> str:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError if `source` is a file; call this only for other files than CSV and TSV."""
+    """Raise ValueError if `source` is a file. The caller has handled CSV and TSV files before."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"
@@ -66,8 +66,8 @@ def load_table(source, *, words: Sequence):
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is empty; or pandas cannot read it with its defaults, and the fix of
-            the message has the option to pass.
+        ValueError: the file is empty, or pandas cannot read it. The fix of the message names the
+            option of `pandas.read_csv` that the file needs.
     """
     if not is_table_file(source):
         return source
@@ -112,9 +112,9 @@ def load_table(source, *, words: Sequence):
 
 
 def line_that_reads(file: str, words: Sequence[Hashable], *, root: str) -> str:
-    """Return code that reads a CSV file into `table`, and after it the words "with root=...".
+    """Return the first half of a fix: how to read a CSV file into `table`, and the root to pass.
 
-    It is the beginning of a fix that changes a column of `table`.
+    The caller adds the second half, which changes a column of `table`.
 
     Args:
         file: the path of the CSV file.
@@ -148,7 +148,7 @@ def read_columns(
     classes,
     root: str = "",
 ) -> FoundFiles:
-    """Read the columns of a DataFrame that the arguments of `pack` name.
+    """Read from a DataFrame the columns that are given as arguments of `pack`.
 
     If there is a single label, its values may be words, or positions in `classes`.
 
@@ -207,7 +207,8 @@ def _refuse_several_values(table, name: Hashable) -> None:
             tags = f"table[{name!r}].str.join('|').str.get_dummies()"
         raise InvalidValueError(
             f"label {name!r} holds several values at once, as {value!r}",
-            fix=f"a label per value: tags = {tags}; pack(table.join(tags), ..., labels=list(tags))",
+            fix=f"add a column per value: tags = {tags}; "
+            "pack(table.join(tags), ..., labels=list(tags))",
         )
 
 

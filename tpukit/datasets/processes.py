@@ -75,15 +75,14 @@ def run_in_processes(
         done: returns the progress of all processes together; called about ten times per second.
         folder: the folder for `process-<n>.log`, the output of a process. The logs are removed if
             all processes end without an error.
-        progress: "panel", "line", "text" or "off", as for `launch`; None chooses by environment.
+        progress: "panel", "line", "text" or "off"; None chooses as `launch` does.
         environ: the environment of the processes. Variables that limit each process to one thread
             are added.
         feeds: one iterator per process. The process reads the iterator's bytes from
             `sys.stdin.buffer`. () if the processes read nothing.
 
     Raises:
-        ValueError, OSError: a task raised an error of this type, text and errno, and all other
-            processes were ended.
+        ValueError, OSError: a task raised such an error. All other processes were ended.
         RuntimeError: a process ended in any other way; the text has the end of its log.
         Exception: an iterator of `feeds`, which this process runs, raised this error.
     """

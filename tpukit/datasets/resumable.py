@@ -175,7 +175,9 @@ class ResumableFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise PathExistsError(
-                f"{self.folder} cannot be a folder", found=error, fix="name a new or empty folder"
+                f"{self.folder} cannot be created, because it or a part of its path is a file",
+                found=error,
+                fix="name a new or empty folder",
             ) from error
         with locks.lock_folder(self.folder):
             yield
@@ -242,7 +244,7 @@ class ResumableFolder:
             raise PathExistsError(fact, found=others[:4], fix="name a new or empty folder")
 
     def finish(self, **facts) -> None:
-        """Write the manifest with these facts, and remove the files of the unfinished folder."""
+        """Write the manifest with these facts, and remove all temporary files."""
         self.remove_parts()
         manifest = {"format": self.format, "plan": self.plan, **facts}
         write_file(self.folder / self.manifest_name, seal(manifest))

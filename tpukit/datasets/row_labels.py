@@ -22,7 +22,7 @@ class PackedRows:
 
     Attributes:
         count: the number of rows, including the rows of images that were left out.
-        index: a digest of the table's index; "" for 0, 1, 2, ...
+        index: a digest of the table's index; "" without a table, or for the index 0, 1, 2, ...
     """
 
     count: int
@@ -75,8 +75,8 @@ def in_table_order(values, rows, packed: PackedRows):
 
     Args:
         values: (n, ...) numbers, one value or row per image.
-        rows: (n,) int, the table's row of each value.
-        packed: the rows of the table.
+        rows: (n,) int, the number of the table's row to which each value belongs.
+        packed: facts about the table, such as its number of rows.
     """
     import numpy
 

@@ -26,8 +26,8 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     Raises:
         ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
-            rows, has missing words or too many classes, or has several columns with other numbers
-            than 0 and 1.
+            rows, has words for some images only, has several columns with other numbers than 0 and
+            1, or, if images share groups, has too many classes.
     """
     import numpy
 
@@ -73,8 +73,8 @@ def folds_by_group(groups, count: int = 5, seed: int = 0, stratify=None) -> list
         of the images to validate on.
 
     Raises:
-        ValueError: there are fewer groups than folds, or `stratify` is not as for
-            `split_by_group`.
+        ValueError: there are fewer groups than folds; or `stratify` is not as for
+            `split_by_group`, or has too many classes.
     """
     import numpy
 
@@ -199,8 +199,8 @@ def _choose(counts, share: float):
     2. Try all choices among the 14 groups nearest to that border, and use the one nearest to the
        share.
 
-    The most frequent kind is last, because it can compensate the errors of the other kinds. A group
-    larger than the share is chosen only if there are no others.
+    The most frequent kind is last, because it can compensate the errors of the other kinds. Groups
+    larger than the share are the last of their kind, so only step 2 can choose them.
 
     Args:
         counts: (G, K), the number of images of each kind in each group, groups in random order;

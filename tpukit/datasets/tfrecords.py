@@ -132,7 +132,7 @@ class TFRecords:
                     raise InvalidValueError(
                         f"{where} has several labels, one of which is a word",
                         found=_listed(features),
-                        fix="name only the feature with the word, or only features with numbers: "
+                        fix="pass either the feature with the word, or features with numbers: "
                         "read_tfrecords(files, labels=(...))",
                     )
                 form = "a word" if has_word else f"{len(values)} label values"
@@ -166,14 +166,14 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
         # Compressed files often have the same ending as others, so their first bytes decide.
         start = plain.read(_HEAD)
         plain.seek(0)
-        if not start:
-            raise _damaged(f"{file} is empty", "0 bytes")
         stream = gzip.GzipFile(fileobj=plain) if _is_gzip(start) else plain
         with stream:
             number = 0
             offset = 0
             while True:
                 data = _read_record(stream, _Position(file, number, offset))
+                if data is None and number == 0:
+                    raise _damaged(f"{file} is empty", "0 bytes")
                 if data is None:
                     return
                 yield data
@@ -228,8 +228,8 @@ def _length(head: bytes, position: _Position) -> int:
     # A wrong checksum in the first record may also mean that the file is of another kind.
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
-        raise _damaged(problem, "the checksum of its length does not match")
-    evidence = f"{head!r} is not the start of a record: the checksum of its length does not match"
+        raise _damaged(problem, "the checksum of the record's length does not match")
+    evidence = f"{head!r} is not the start of a record: the checksum of the length does not match"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 
 

@@ -100,7 +100,7 @@ def unread_kind(data: bytes, *, is_opened: bool) -> UnreadKind | None:
 
 
 def refuse_unread(data: bytes, *, is_opened: bool, error: Exception) -> None:
-    """Raise ValueError if Pillow does not support the kind of a file that it could not decode.
+    """Raise ValueError if Pillow does not support the kind of an undecodable file.
 
     Args:
         data, is_opened: as for `unread_kind`.

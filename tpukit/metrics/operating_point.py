@@ -50,9 +50,8 @@ def sensitivity_at(
 ) -> OperatingPoint:
     """Return the highest sensitivity at a required specificity, and its threshold.
 
-    The threshold is chosen and judged on the same samples, as when a ROC curve is read. So the
-    sensitivity may be too high. If you use the threshold, report the sensitivity on other samples
-    than those on which the threshold was chosen.
+    The threshold is chosen and judged on the same samples, so the sensitivity may be too high. If
+    you use the threshold, report its sensitivity on other samples.
 
     Args:
         specificity: the required specificity, 0 to 1. With 0.9, at most one negative sample in ten

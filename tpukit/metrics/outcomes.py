@@ -185,7 +185,7 @@ def show_outcomes(
         indexed = "images[chosen], labels[chosen], probabilities[chosen]"
         raise InvalidValueError(
             f"each image has one label and one probability, got {counts}",
-            fix=f"index all of them with the same numbers: {indexed}",
+            fix=f"select the same images from each, by their indices: {indexed}",
         )
     chances = as_array(probabilities).ravel()
     layout = _layout(pixels, has_notes=notes is not None)

@@ -82,7 +82,7 @@ def _one_column(labels: Any, probabilities: Any) -> tuple[np.ndarray, np.ndarray
         fix = "labels[:, 0] and probabilities[:, 0] for the first label"
     shapes = f"{as_array(labels).shape} and {as_array(probabilities).shape}"
     raise InvalidValueError(
-        f"one label needs labels (N,) and probabilities (N,), got {shapes}", fix=fix
+        f"labels and probabilities must have the shapes (N,) and (N,), got {shapes}", fix=fix
     )
 
 
@@ -145,7 +145,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray:
 
     Raises:
         ValueError: `groups` does not have N entries, or a sample has no group (None, nan or an
-            empty text). All samples without a patient would otherwise count as a single patient.
+            empty text). All samples without a group would otherwise count as a single group.
     """
     import numpy as np
     import pandas

@@ -58,7 +58,7 @@ class Piece:
         fixed_line: for a cell inside a string, the line on which the string begins; each finding in
             this cell gets the same line. 0 for other pieces.
         tree: the syntax tree, without magics and without the lines that Python refuses; empty if
-            Python refuses `_MOST_BROKEN` lines.
+            Python refuses at least `_MOST_BROKEN` lines.
         shell: the magics and shell commands, by the number of their first line, from 1.
         broken: the parser's message for each line that Python refuses, by the line's number.
     """
@@ -77,7 +77,7 @@ class Piece:
 
     @property
     def is_fixable(self) -> bool:
-        """True if Python accepts every line, and the file contains the text as it is."""
+        """True if Python accepts every line, and the code is not inside a string."""
         return not self.broken and not self.fixed_line
 
     def span(self, node: ast.AST) -> tuple[int, int]:
@@ -92,8 +92,8 @@ class Piece:
     def parse(self) -> None:
         """Parse the text, and fill `tree`, `shell` and `broken`.
 
-        The parser reports only the first line that it refuses. So `parse` replaces this line, and
-        runs the parser again.
+        The parser reports only the first line that it refuses. So `parse` replaces this line by a
+        placeholder, in a copy of the text, and runs the parser again.
         """
         lines = [line.rstrip("\r\n") for line in self.lines]
         while len(self.broken) < _MOST_BROKEN:

@@ -29,7 +29,7 @@ class NameFinding:
     Attributes:
         cell: the number of the cell in the notebook, from 1; None in a script.
         line: the number of the line in the cell or the script, from 1.
-        kind: what has changed, such as "moved" or "removed"; an anchor on the docs page.
+        kind: the kind of the change, such as "moved"; an anchor in docs/from_torch_xla_1x.md.
         name: the name as the code has it.
         happened: what has changed, and in which version.
         write: the new code, or what to do.
@@ -65,7 +65,7 @@ class Checker:
 
     Attributes:
         findings: what was found, in no certain order.
-        edits: the edits of all findings that a fix repairs, each once.
+        edits: the safe edits of all findings, without duplicates.
     """
 
     def __init__(self, pieces: list[Piece]):

@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     """What has changed about a name.
 
     Attributes:
-        kind: the kind of the change, such as "moved"; an anchor on the docs page.
+        kind: the change, such as "moved". docs/from_torch_xla_1x.md has an anchor of this name.
         happened: the change, and its version.
         write: the code to write instead, or what to do.
     """
@@ -119,8 +119,8 @@ def _installed() -> str:
 def dead_part(full: str) -> str:
     """Return a name up to its first part that torch_xla lacks; "" if no part is missing.
 
-    With torch_xla 2.8 or 2.9 installed, a part is missing if that release lacks it; otherwise, if
-    one of these two releases lacks it. The attributes of a class are not checked.
+    If torch_xla 2.8 or 2.9 is installed, a part is missing if that release lacks it. If neither is
+    installed, a part is missing if 2.8 or 2.9 lacks it. Attributes of classes are not checked.
     """
     if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
         return full  # the package's name of 2019, and modules that torch never had
@@ -200,7 +200,7 @@ def _removed(dead: str) -> Verdict:
 
 
 def library_name(full: str) -> str:
-    """Return a name as in libraries.json, with `pytorch_lightning` for `lightning`."""
+    """Return a name as libraries.json has it: `lightning` becomes `pytorch_lightning`."""
     return re.sub(r"^lightning\.(pytorch\.)?", "pytorch_lightning.", full)
 
 
@@ -212,7 +212,7 @@ def library_verdict(full: str) -> Verdict | None:
 
 
 def argument_rules(full: str) -> list[dict]:
-    """Return the rules for the arguments of a function, each with its kind of verdict."""
+    """Return the rules for a function's arguments; each rule has a `kind` as in `Verdict`."""
     kind = entry_of(full).get("kind")
     own = [{"kind": kind, **rule} for rule in entry_of(full).get("arguments", ())]
     others = table("libraries", "arguments").get(library_name(full), ())

@@ -42,7 +42,7 @@ class SafeFixes:
         self._names = names
 
     def of_use(self, node: ast.AST) -> list[Edit] | None:
-        """Return the edits for a name that the code reads."""
+        """Return the edits for one use of a name, such as `xm.get_ordinal`."""
         binding = self._names.binding(node)
         if binding is None or binding.statement is None:
             return None

@@ -76,9 +76,8 @@ def fit_temperatures(labels, predictions) -> Temperatures:
     """Find the temperature of each label, 0.1 to 10, with the smallest log loss.
 
     For an exam label, each exam has the same weight. For the image label, images have the weights
-    of the challenge's score, so only images of positive exams count. A temperature is 1 if fewer
-    than 5 exams have the label, or fewer than 5 lack it; for the image label, exams with a positive
-    image and exams with a negative image are counted.
+    of the challenge's score: 0 in an exam without a positive image. A temperature is 1 if fewer
+    than 5 exams have a row with a one for the label, or fewer than 5 have a row with a zero.
 
     Args:
         labels: a table of zeros and ones, one row per image; see `challenge_loss`.
@@ -173,7 +172,7 @@ def calibration_table(labels, before, after=None):
 
 @dataclass(frozen=True)
 class Answers:
-    """The predicted and true answers of one label: N images for the first label, else N exams."""
+    """Predicted and true answers of one label, for N images or, if it is an exam label, N exams."""
 
     label: str  # a member of `pe.LABELS`
     probabilities: object  # (N,) float64, the predicted answers
@@ -207,7 +206,7 @@ class Answers:
 
 
 def answers(labels, predictions) -> list[Answers]:
-    """Return the `Answers` of each label; images have the challenge's weights, exams weight 1."""
+    """Return the `Answers` of each label. Images have the challenge's weights, and exams have 1."""
     import numpy as np
 
     truth, predicted = match_tables(labels, predictions)

@@ -22,9 +22,9 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
     """Draw the frequency of each of the nine exam labels against its predicted probability.
 
     On the dotted line, probabilities are right: of the exams with the probability 0.3, three in ten
-    have the label. Each point stands for ten exams or more, with Wilson's 95 % interval. A label
-    that fewer than 5 exams have, or lack, has no curve. The small marks are the exams, at the top
-    if they have the label, else at the bottom.
+    have the label. Each point stands for ten exams or more, with Wilson's 95 % interval. There is
+    no curve if fewer than 5 exams have the label, or fewer than 5 do not. The small marks are the
+    exams, at the top if they have the label, else at the bottom.
 
     Args:
         labels, before, after: as for `calibration_table`.

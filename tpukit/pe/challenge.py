@@ -46,7 +46,7 @@ class Exams:
     exam: object  # (N,) integers, the index of each row's exam in `studies`
 
     def sums(self, values):
-        """Return the sum of the images' values, (N,), per exam, (E,)."""
+        """Add up `values`, one per image (N,), within each exam; return the sums, (E,)."""
         import numpy as np
 
         return np.bincount(self.exam, weights=values, minlength=len(self.studies))
@@ -59,7 +59,7 @@ class Exams:
 
 
 def exams_of(table, name: str = "table") -> Exams:
-    """Arrange a table by exam, and check its answers.
+    """Arrange the rows of a table by exam, and check the values of the labels.
 
     Args:
         table: a table with one row per image and the columns StudyInstanceUID, SOPInstanceUID, and
@@ -131,7 +131,7 @@ def challenge_loss(labels, predictions) -> float:
     the weight `IMAGE_WEIGHT` times the share of positive images in its exam, so the images of a
     negative exam do not count. The sum is divided by the sum of all weights.
 
-    `exam_loss` has the same weights for parts of exams, to train an `ExamNetwork`.
+    To train an `ExamNetwork`, use `exam_loss`. It has the same weights.
 
     Args:
         labels: a table of zeros and ones with one row per image, as `read_labels` returns it.
@@ -216,7 +216,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return the share of positive images per exam, (E,); for probabilities, the expected share."""
+    """Return the mean of the image labels, or of the image probabilities, per exam: (E,)."""
     return exams.sums(exams.images) / exams.counts()
 
 

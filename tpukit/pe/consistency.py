@@ -63,10 +63,10 @@ def make_consistent(table):
     """Return a copy of a table in which no exam breaks a rule, at the smallest cost in score.
 
     For each exam that breaks a rule, there are two candidates: the nearest version without an
-    embolus, and the nearest version with one. In both, each answer is unchanged or moves just
-    across 0.5. `make_consistent` computes the loss of both as if the original answers were true,
-    and chooses the version with the smaller loss, like the published solution of the challenge's
-    winner. Exams that break no rule do not change.
+    embolus, and the nearest version with one. In both, an answer that must change becomes
+    0.5, which is a no, or 0.500001, a yes. `make_consistent` computes the loss of both as if the
+    original answers were true, and chooses the version with the smaller loss, like the published
+    solution of the challenge's winner. Exams that break no rule do not change.
 
     Args:
         table: a table of probabilities, one row per image; see `challenge_loss`.

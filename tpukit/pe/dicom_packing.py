@@ -65,11 +65,11 @@ def pack_dicom(
 ):
     """Pack a folder of CT series, one image per slice, without another copy of the DICOM files.
 
-    `pack_dicom` reads the headers first, then every slice once. In the pack, the slices of a series
-    follow each other from the feet to the head, by ImagePositionPatient. Images that are stored
-    mirrored, upside down or lying are turned. Intact files of other kinds, such as MR and
-    localizers, are left out. If the call is interrupted, the same call continues. If everything is
-    packed, the call only compares the names and sizes of the files.
+    `pack_dicom` reads the headers, then every slice once. In the pack, slices of a series follow
+    each other from the feet to the head, by ImagePositionPatient. Images that are stored mirrored,
+    upside down or lying are turned. Intact files of other kinds, such as MR and localizers, are
+    left out. If the call is interrupted, the same call continues. If everything is packed, the call
+    only compares the names and sizes of the files.
 
     A JPEG of 256 pixels takes 18.6 kB, measured on phantoms, which are noisier than patients. For
     the 1,790,594 slices of the RSNA competition that is 33 GB. An int16 image takes 131 kB, or
@@ -82,8 +82,8 @@ def pack_dicom(
             for `tpukit.pack`.
         labels: the table of `read_labels` or `read_exams`, or some of its rows, joined by
             SOPInstanceUID; None to pack all slices without labels. Images without a row are left
-            out. Tables of `index_dicom` and `read_exams` have the file and position of each image.
-            For other tables, `pack_dicom` reads all headers, and prints the unusual series.
+            out. The headers are not read again if the table is from `index_dicom` or `read_exams`,
+            because it then has the file and position of each image.
         window: None for the lung, embolism and mediastinal windows of a slice as red, green and
             blue. Or one window: a name ("lung", "embolism", "mediastinum") or (level, width) in
             Hounsfield units. Then the channels are the slice below, the slice itself and the slice
@@ -110,9 +110,9 @@ def pack_dicom(
             nearer to the original than one of quality 90 with subsampling, and 10 % larger.
 
     Returns:
-        The finished `PackedImages`: (3, size, size) uint8 per slice, or (2, size, size) with int16.
-        Its `rows[i]` is the row of image i in `labels`, or i without labels. Its groups are the
-        studies.
+        The finished `PackedImages`: (3, size, size) uint8 per slice; with int16 (2, size, size),
+        the low and the high bytes. Its `rows[i]` is the row of image i in `labels`, or i without
+        labels. Its groups are the studies.
 
     Raises:
         ValueError: an argument is not as above, none of the files is a CT slice, or too many slices

@@ -124,7 +124,7 @@ def bytes_at_most(plan: dict) -> int:
 
 
 def sample_bytes(root, names: Sequence[str], plan: dict) -> list[int]:
-    """Return the number of bytes of each of some encoded slices.
+    """Encode at most 64 of the slices, and return the number of bytes of each.
 
     The slices are not cropped, because cropping takes longer. Cropped slices have 4 % more bytes.
 

@@ -44,8 +44,8 @@ def show_exams(
     """Draw the probability of an embolus along the body, and the slices that truly show one.
 
     Half of the panels show exams with an embolus, ordered from many slices with an embolus to few.
-    The other half show exams without an embolus, first those with a high probability, which is an
-    error. If there are few exams of one kind, the other kind gets their panels.
+    The other half show exams without an embolus, ordered from a high probability to a low one.
+    If there are too few exams of one kind, more exams of the other kind are drawn.
 
     Args:
         labels: the table of the predicted images with StudyInstanceUID, position and
@@ -54,8 +54,8 @@ def show_exams(
             the table.
         consistent: (N,), the probabilities after `make_consistent`, drawn as a thin line; None to
             omit them.
-        attention: (N,), the weight of each slice in the answers about its exam, 0 or more, drawn in
-            green with its maximum at the height 1; None to omit it.
+        attention: (N,), the weight of each slice in the answers about its exam, 0 or more; None to
+            omit it. It is drawn in green. The largest weight of each exam has the height 1.
         limit: the most exams to draw, 1 or more.
         threshold: the probability at which a dotted line is drawn.
 
@@ -115,7 +115,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
             raise InvalidValueError(
                 "attention must have a number of 0 or more for each of the "
                 f"{count} rows, got {given}",
-                fix='pass the attention of an ExamNetwork: exams.to_slices(outputs["attention"])',
+                fix="convert an ExamNetwork's attention: ExamSequences(...).to_slices(attention)",
             )
     columns = (STUDY, "position", _EMBOLUS)
     fix = "labels of index_images(read_labels(...), ...)"

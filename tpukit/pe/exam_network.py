@@ -86,7 +86,7 @@ class ExamNetwork(nn.Module):
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the logits of exams, the logits of their parts, and the attention."""
+        """Return the logits of exams, the logits of the exams' parts, and the attention."""
         along, _ = self.gru(self.enter(features))
         along = self.leave(along)
         attention = self.attend(along).squeeze(2).softmax(1)
@@ -111,6 +111,6 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     raise InvalidValueError(
         f"the weights are of an ExamNetwork with {len(given)} inputs per part, but this network "
         f"has {len(own)}",
-        found=f"it takes mean and maximum of {half} features, an earlier tpukit's only the mean",
+        found=f"mean and maximum of {half} features; early versions of tpukit took only the mean",
         fix=f"{fix}; or pass the `features` of the trained network: pe.ExamNetwork(features)",
     )

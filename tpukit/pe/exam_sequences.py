@@ -35,7 +35,7 @@ class ExamSequences:
 
     Item i is `(features, targets)`, or `features` alone if the table has no labels:
 
-    - features: (slices, 2F) float32; for each part, the mean over its slices, then their maximum.
+    - features: (slices, 2F) float32; for each part, F means over its slices, then F maxima.
     - targets: a dict of float32 for `exam_loss`. "answers", (A,), are the labels of the exam in the
       order of `answers`. "images", (slices,), is the share of positive slices in each part.
       "image_weight", (slices,), is the weight of each part in the loss.
@@ -251,8 +251,8 @@ def _check_table(table, features, answers: list[str], image_label: str | None) -
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         rows = f"{len(table)} rows of the table, got {np.shape(features)}"
         raise InvalidValueError(
-            f"there must be one row of features for each of the {rows}",
-            fix="pass the table's rows in the order of the images: table.iloc[images.rows]",
+            f"features must have one row for each of the {rows}",
+            fix="pass only the images' rows of the table, in their order: table.iloc[images.rows]",
         )
     if has_labels:
         check_yes_or_no(table, names)
@@ -268,7 +268,7 @@ def _check_answers(table, names: list[str]) -> None:
         raise InvalidValueError(
             "the rows of an exam have different answers for an exam label",
             found=f"study {table[STUDY].iloc[int(differs.argmax())]}",
-            fix="read the labels with pe.read_labels, which names such exams",
+            fix='correct the study\'s labels; pe.read_labels("train.csv") lists all such studies',
         )
 
 

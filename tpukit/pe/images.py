@@ -62,7 +62,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
     keys = [_Key(*ids) for ids in zip(*columns, strict=True)]
     found = [files[key] for key in keys if key in files]
     # Files without a row are no error, because users often pass only some rows of the labels.
-    unused = len(files) - len(found)
+    unused = len(files.keys() - set(keys))  # several rows may have the same file
     if unused:
         print(f"{unused} images in {folder} have no row in the labels and are not used")
     gone = [f"{key.study}/{key.series}/*_{key.image}.jpg" for key in keys if key not in files]
@@ -110,7 +110,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
                 raise InvalidValueError(
                     f"two files hold the same image: {first.path} and {file.path}",
                     found=f"positions {first.position} and {file.position}",
-                    fix="delete the file with the wrong position",
+                    fix="empty the folder of this series, and copy its files again",
                 )
             files[key] = file
     return files

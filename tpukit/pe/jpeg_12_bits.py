@@ -28,7 +28,7 @@ def add_decoder() -> None:
 
 
 def is_available(uid: str) -> bool:
-    """Return whether `decode` supports this transfer syntax; pydicom calls this function."""
+    """Tell pydicom whether `decode` supports a transfer syntax."""
     return uid in DECODER_DEPENDENCIES and has_gdcm()
 
 
@@ -41,7 +41,7 @@ def has_gdcm() -> bool:
 
 
 def decode(source: bytes, runner) -> bytes:
-    """Decode a frame, and return its pixels as little-endian bytes; pydicom calls this function.
+    """Decode a frame for pydicom, and return its pixels as little-endian bytes.
 
     Args:
         source: the bytes of the JPEG.

@@ -60,7 +60,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
             wrong[name] = value
     if wrong or not scores:
         raise InvalidValueError(
-            f"show_ladder draws challenge losses, numbers above 0, got {wrong or 'none'}",
+            f"show_ladder needs challenge losses, as numbers above 0, got {wrong or 'none'}",
             fix='pe.show_ladder({"exam model": pe.challenge_loss(labels, predictions)})',
         )
     everything = [*scores.values(), *RUNGS.values()]

@@ -37,7 +37,7 @@ class LayerCAM(torch.nn.Module):
         self._layer = [layer]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the maps, (N, h, w) float32, 0 or more, of images, (N, 3, H, W).
+        """Return one map per image, (N, h, w) float32, with values of 0 or more.
 
         Gradients are computed even under `torch.no_grad()`.
         """
@@ -76,7 +76,7 @@ class Occlusion(torch.nn.Module):
         self.patches = patches
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the fall of the logit, (N, H, W) float32, 0 or more, equal within a patch."""
+        """Return for each pixel how much the logit falls without its patch, (N, H, W) float32."""
         height, width = images.shape[2:]
         row = torch.arange(height, device=images.device) * self.patches // height
         column = torch.arange(width, device=images.device) * self.patches // width

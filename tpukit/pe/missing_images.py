@@ -31,7 +31,7 @@ def leave_out(
         folder: the folder that was searched.
         found: the contents of the folder, in words.
         call: the user's call up to its argument `missing`, such as "read_exams(folder, labels".
-        kind: the noun, in the singular, for what a row names, such as "image".
+        kind: a noun in the singular for the subject of a row, such as "image".
 
     Raises:
         FileNotFoundError: `missing` is "raise", or no row has a file.
@@ -46,7 +46,7 @@ def leave_out(
             fix += f', or leave their rows out with {call}, missing="drop")'
         raise PathNotFoundError(
             f"{counts} {kind}s are not in {folder}",
-            found=f"{found}; missing for instance {few}",
+            found=f"{found}; missing, for instance: {few}",
             fix=fix,
         )
     print(f"left out {counts} rows whose {kind} is not in {folder}, for instance {few}")

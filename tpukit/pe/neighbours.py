@@ -18,9 +18,9 @@ class NeighbouringSlices:
     series, the next existing slice is used.
 
     `[i]` is `(image, labels)`: a (3, H, W) uint8 tensor, and the labels of `images[i]`.
-    `core.batches` and Subset accept a NeighbouringSlices in place of `images`. From a cache, one
-    thread of a busy machine reads 13,000 images of 64 pixels per second; without neighbours, it
-    reads 83,000. From a pack, each image needs three decoded slices, so build a cache.
+    `core.batches` and Subset accept a NeighbouringSlices in place of `images`. On a busy machine,
+    one thread read 13,000 images of 64 x 64 pixels per second from a cache, and 83,000 without
+    neighbours. From a pack, each image needs three decoded slices, so build a cache.
 
     Args:
         images: `PackedImages` or `CachedImages` with three windows as channels.

@@ -43,7 +43,7 @@ class Preparation:
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Return the preparation of the `PackedImages` of `pack_dicom`, or of their `CachedImages`.
+        """Return the preparation of a pack that `pack_dicom` made, or of a cache of this pack.
 
         Raises:
             ValueError: `pack_dicom` did not make the images; or an earlier version of tpukit made
@@ -93,7 +93,7 @@ class Preparation:
             raise InvalidValueError(
                 "these are not the settings of a Preparation",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
-                fix="read the settings.json of these weights with the tpukit version of that file",
+                fix="read the settings with the version of tpukit that saved them",
             )
         read = {}
         for name, value in values.items():
@@ -103,7 +103,7 @@ class Preparation:
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
             raise InvalidValueError(
-                "this version of tpukit prepares images differently from the training images",
+                "this version of tpukit does not support these settings of a Preparation",
                 found=differences,
                 fix="use the version of tpukit that wrote these settings",
             )
@@ -117,14 +117,14 @@ class Preparation:
         return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices with these settings; then call `PackedImages(to, size=image_size)`.
+        """Pack other slices with these settings, to be read as `PackedImages(to, size=image_size)`.
 
         Args:
             folder, to, labels: as for `pack_dicom`.
             options: other arguments of `pack_dicom`; `quality` of its PackOptions is replaced.
 
         Returns:
-            The `PackedImages` of `pack_dicom`.
+            The `PackedImages` that `pack_dicom` returns, with images of the packed size.
         """
         prepared = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
         own = options.pop("options", PackOptions())

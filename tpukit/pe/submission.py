@@ -126,7 +126,7 @@ def _read_lines(path) -> tuple:
     if not Path(path).is_file():
         raise PathNotFoundError(
             f"there is no file {path}",
-            fix="pe.write_submission(pe.make_consistent(table), path)",
+            fix="check the path, or write the file: pe.write_submission(predictions, path)",
         )
     lines = pd.read_csv(path, dtype=str, keep_default_na=False)
     if list(lines.columns) != ["id", "label"]:
@@ -146,7 +146,7 @@ def _read_lines(path) -> tuple:
         raise InvalidValueError(
             f"{int((~is_probability).sum()):,} labels of {path} are not probabilities",
             found=f"{label} for {lines['id'].iloc[row]}",
-            fix="a number from 0 to 1 for every id: logits.sigmoid()",
+            fix="write a number from 0 to 1 for every id; for logits, logits.sigmoid()",
         )
     return lines, labels
 

@@ -61,7 +61,7 @@ def find_hazards(recording: Recording) -> list[Finding]:
 
 
 def written_arrays(program: Program) -> Iterator[Array]:
-    """Yield the arrays in HBM, except scalars, that the operations of a program write."""
+    """Yield the arrays that the operations of a program write to HBM, without scalars."""
     for operation in program.operations:
         if operation.opcode not in _NOT_RESULTS:
             for array in operation.arrays:

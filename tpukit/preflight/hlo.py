@@ -154,7 +154,7 @@ class Operation:
         scope: the scope that `scopes` wrote into the op_name, such as "call12"; if there are
             several, the innermost; "" if there is none.
         op_type: the operation of torch, such as "aten::convolution"; "" if unknown.
-        source: "file:line" of the Python code, by torch_xla; "" if unknown.
+        source: "file:line" of the Python code, as torch_xla recorded it; "" if unknown.
         cycles: the compiler's estimate of cycles; None if there is none.
         called: the numbers of the computations that the operation runs, as a fusion does.
         id: the number of the operation in its computation.

@@ -64,10 +64,10 @@ class Point(NamedTuple):
 
 
 def points(found) -> list[Point]:
-    """Return the most expensive operations of a `Preflight` that have a convolution or a dot.
+    """Return the points of a `Preflight`'s `products`, which are its most expensive operations.
 
-    An intensity is at most ten times that of the ridge point, where slope and roof meet. Without
-    this limit, the intensity would be infinite if all arrays are in on-chip memory.
+    An operation whose arrays are all in on-chip memory has an infinite intensity. Therefore this
+    function limits intensities to ten times that of the ridge point, where slope and roof meet.
     """
     edge = 10 * found.chip.flops / found.chip.bandwidth
     drawn = []

@@ -36,6 +36,9 @@ def all_reduce_seconds(size: float, generation: str, chips: int) -> float:
 
 
 def gather_seconds(size: float, generation: str, chips: int) -> float:
-    """Return the least seconds of an all-gather, or of a reduce-scatter, of `size` bytes in all."""
+    """Return the least seconds of an all-gather whose result on each chip has `size` bytes.
+
+    A reduce-scatter whose input on each chip has `size` bytes takes the same time.
+    """
     sent = size * (chips - 1) / chips
     return sent / ring_bandwidth(generation, chips)

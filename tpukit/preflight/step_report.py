@@ -150,16 +150,16 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per core and step, in all batches of a step; None if the step has no batch."""
+        """Samples per core and step, the sum over the step's batches; None without a batch."""
         return samples_of(self.recording.batches)
 
     @property
     def hbm_bytes(self) -> int:
         """The largest number of bytes of HBM in use at any time.
 
-        This is the largest sum for any graph: its arguments, results and temporaries, all other
-        tensors on the device, and the code of all graphs. If a graph does not fit, the result is
-        the number in the compiler's message, or else one byte more than a core has.
+        HBM holds the arguments, results and temporaries of the running graph, all other tensors on
+        the device, and the code of all graphs. If a graph does not fit, the result is the number in
+        the compiler's message; if the message has none, one byte more than the HBM of a core.
         """
         if self.too_large is not None:
             return self.too_large.needed or self.chip.hbm + 1
@@ -250,7 +250,7 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """Dollars per million samples, by the estimated time of a step, if the cores never wait."""
+        """Dollars per million samples, from the estimated time of a step without waiting."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
     @property
@@ -286,7 +286,7 @@ class Preflight(Findings):
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes per core and step through collectives, whose time is not in the estimates."""
+        """Bytes of the tensors in collectives, per core and step."""
         total = 0
         for compiled in self.compiled:
             for operation in _collectives(compiled.program):
@@ -581,8 +581,8 @@ def preflight(
     but only once per graph, because results are cached in the user's cache folder.
 
     Your files do not change: `core.save` and `fit` write nothing. If the function itself writes to
-    a file outside of a temporary folder, as by `torch.save`, `preflight` raises an error with the
-    line.
+    a file outside of a temporary folder, for example with `torch.save`, `preflight` raises an
+    error that quotes this line of the function.
 
     Args:
         train: the worker function, as for `launch`: `train(core, *args)`.

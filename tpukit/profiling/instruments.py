@@ -59,7 +59,7 @@ def _is_unicode(name: str) -> bool:
 
 
 def named(name: str):
-    """Add a name to the operations that are recorded as long as the returned object exists.
+    """Name all operations that are recorded while the returned object exists.
 
     Names may be nested.
     """

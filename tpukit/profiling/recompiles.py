@@ -44,8 +44,8 @@ class RecompileMonitor:
 
     At first, the monitor compares only the shapes of the batches, in 10 microseconds per step
     (measured). After a compilation with another cause, it computes a hash of the graph of every
-    step, which takes 2 ms for a ResNet-34. Each graph with a new hash is compared with the graph
-    before.
+    step, which takes 2 ms for a ResNet-34. Each graph with a new hash is compared with the
+    previous graph that had a new hash.
 
         monitor = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
@@ -59,8 +59,8 @@ class RecompileMonitor:
     Args:
         backend: the backend of the core.
         settled: number of steps at the beginning in which compilations are expected, 3 by default.
-        shapes: number of different batch shapes; the first step with each of them may compile, and
-            also the second step with the shape of the first step.
+        shapes: number of different batch shapes. The first step with each shape may compile. The
+            second step with the shape of the very first batch may compile, too.
 
     Attributes:
         recompiles: number of unexpected compilations.

@@ -124,7 +124,7 @@ class RecordingShardedTpu(_Recording, ShardedTpu):
 
 
 class RecordingRuntime(SimulatorRuntime):
-    """One process that torch_xla takes for core 0 of a TPU. Only `preflight` uses it."""
+    """One process, which torch_xla treats as core 0 of a TPU. Only `preflight` uses it."""
 
     name = "xla:recording"
     backend = RecordingTpu

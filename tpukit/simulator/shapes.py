@@ -118,7 +118,7 @@ SHAPES = {name: _shape(name, environ) for name, environ in _IMAGES.items()}
 def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> dict[str, str]:
     """Return the environment variables by which torch_xla's workers find a simulated machine.
 
-    Only one run at a time may use the same `memory`: the workers of the run before must have ended.
+    Before a run uses the `memory` of another run, all workers of the other run must have ended.
     torch_xla sets other variables for each worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so
     on), which must not be set already.
 
@@ -147,9 +147,9 @@ def meeting_place() -> Iterator[str]:
     The path is the value of SIMULATOR_MEMORY. Forks inherit the open file, so they keep it after
     this process has closed it.
 
-    The system frees the file when the last process that has it open ends, even if all of them are
-    killed. A file in /dev/shm would remain in that case. Its size would also be limited to that of
-    /dev/shm, 64 MB in a container.
+    The system frees the file when no process uses it any more, even if the processes are killed.
+    A file in /dev/shm would remain then. Its size would also be limited to that of /dev/shm, 64 MB
+    in a container.
     """
     file = os.memfd_create("tpukit-simulator")
     try:

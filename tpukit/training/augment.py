@@ -43,9 +43,9 @@ class Augment:
     scaled, rotated and flipped with its image. Each pixel of the mask gets the class of the nearest
     pixel. The targets may be a mask, or a dict or tuple with masks.
 
-    A flip exchanges left and right. If labels name a side, `swap_labels` must contain the pair:
-    ("left lung", "right lung"). Otherwise both labels are wrong for every flipped image, without an
-    error; therefore `flip` is off by default.
+    A flip exchanges left and right. If labels name a side, `swap_labels` must contain each pair,
+    such as ("left lung", "right lung"). Otherwise both labels of a pair are wrong for every flipped
+    image, without an error. Therefore `flip` is off by default.
 
     Call an `Augment` in the step, on uint8 images that are not normalised. The random numbers are
     uniform and are drawn on the device. `launch(seed=...)` seeds each core differently. New random
@@ -62,8 +62,8 @@ class Augment:
             None is off.
         degrees: the largest rotation in degrees, 0 (off) to 45. Each rotation is drawn from
             [-degrees, degrees].
-        brightness: the largest change of brightness, as a share of white, 0 (off) to 1. A number
-            from [-brightness, brightness] times white is added, as by another level of a CT window.
+        brightness: the largest change of brightness, as a share of white, 0 (off) to 1. Each change
+            is drawn from [-brightness, brightness], and acts like another level of a CT window.
         contrast: the largest change of contrast, as a share, 0 (off) to 1. The distance from
             mid-grey is multiplied by a factor from [1 - contrast, 1 + contrast], as by another
             width of a CT window.
@@ -236,7 +236,7 @@ class Augment:
             columns = max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
             raise InvalidValueError(
-                f"with swap_labels={self.swap_labels!r}, labels must be (N, L), here "
+                f"with swap_labels={self.swap_labels!r}, the shape of the labels must be "
                 f"({len(flipped)}, {columns}), got {type(labels).__name__} {shape}",
                 fix="pass the labels of these images, one column per label; "
                 "class numbers cannot be swapped",
@@ -381,7 +381,8 @@ def _check_images(images) -> None:
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InvalidValueError(
             f"augment takes uint8 in [0, 255] or floats in [0, 1], got {found}",
-            fix="pass images.to(torch.uint8), if they are in [0, 255]",
+            fix="for values in [0, 255] pass images.to(torch.uint8); for values in [0, 4095] pass "
+            "images / 4095",
         )
 
 
@@ -406,7 +407,7 @@ def _opposites(swap_labels, names) -> dict[int, int]:
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
                 raise InvalidValueError(
-                    f"swap_labels={swap_labels!r} has no column for {label!r}; "
+                    f"swap_labels={swap_labels!r}, but there is no label {label!r}; "
                     f"names={list(names)!r}",
                     fix="count columns from 0; to use names, pass names= with the names of all "
                     "columns, in order",

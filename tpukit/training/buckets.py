@@ -62,8 +62,8 @@ class Buckets:
         """Return for every sample the index of its bucket in `lengths`: (N,) int64.
 
         Raises:
-            ValueError: a sample is longer than the largest length, or `sizes` belongs to another
-                dataset.
+            ValueError: a sample is longer than the largest length, or `self.sizes` belongs to
+                another dataset.
         """
         import numpy
 
@@ -148,7 +148,7 @@ class Buckets:
                 raise InvalidValueError(
                     f"sample {sample} does not fit into a batch of "
                     f"length {length}: it has length {size}",
-                    found="its length has changed, or sizes holds another length",
+                    found="the dataset has changed the length, or sizes= has a wrong length",
                     fix=(
                         "pass the lengths of the samples as the dataset returns them; a dataset "
                         "that crops at random must crop to one length"
@@ -192,8 +192,8 @@ class Buckets:
                 "pad= must name the parts of a sample that vary in length, and their fill values",
                 found=f"{given}; the parts of sample {sample} are {', '.join(map(repr, found))}",
                 fix=(
-                    f"tpukit.Buckets({self.lengths}, pad={{{values}}}), "
-                    "without the parts of fixed length"
+                    "keep only the keys of pad= whose parts vary in length: "
+                    f"tpukit.Buckets({self.lengths}, pad={{{values}}})"
                 ),
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
@@ -220,11 +220,11 @@ def _check_fill_value(key: object, part, value: float) -> None:
         is_changed = kept != value
     if is_changed:
         raise InvalidValueError(
-            f"pad fills {key!r} with {value}, which {part.dtype} cannot represent: it would "
-            f"become {kept}",
+            f"pad= gives {key!r} the fill value {value}, which {part.dtype} cannot represent: "
+            f"it would become {kept}",
             fix=(
-                f"another number; or let the dataset return {key!r} in a wider dtype, such as "
-                "torch.int64"
+                f"another fill value in pad=; or let the dataset return {key!r} in a wider dtype, "
+                "such as torch.int64"
             ),
         )
 
@@ -267,13 +267,13 @@ class BucketSampler(ShardedSampler):
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
-        """Return the length of the batch of every step."""
+        """Return the batch length of every step of an epoch after the first `done` samples."""
         _, buckets = _arranged(self, epoch, seed)
         left = buckets[done // self.samples_per_step :][: self.steps(done)]
         return [self.lengths[bucket] for bucket in left]
 
     def shapes(self) -> list[int]:
-        """Return the different lengths of the steps in the first epoch, in ascending order."""
+        """Return the lengths of the batches in the first epoch, each once, in ascending order."""
         return sorted(set(self.step_lengths()))
 
     def places(self, step: int):

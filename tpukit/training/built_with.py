@@ -86,10 +86,10 @@ def check_scheduler(saved: Mapping, given: Mapping, *, kind: str, path) -> None:
     if any("." in name for name in shown):  # a scheduler within another: no single line makes it
         line = f"a {kind} with {arguments}"
     raise InvalidValueError(
-        f"{path} was saved with other values of the {kind}",
+        f"{path} was saved by a run whose {kind} had other values",
         found=first_few(found, _SHOWN),
         fix=(
-            f"{line} continues that run; for a schedule of another length give this run another "
+            f"to continue that run, use {line}; to keep the values of this run, give it another "
             "folder, and load best.pt into the model"
         ),
     )
@@ -113,11 +113,11 @@ def follow_own_function(scheduler) -> None:
 
 
 def check_length(scheduler, steps: int) -> None:
-    """Raise before the first step if a scheduler ends before the run does.
+    """Raise an error if a scheduler ends before the run does.
 
     Args:
-        scheduler: any scheduler. Only those with `total_steps` end: torch's OneCycleLR raises an
-            error in the step after the last.
+        scheduler: any scheduler. Only schedulers with `total_steps`, such as torch's OneCycleLR,
+            have an end; in the step after it they raise an error.
         steps: number of calls of `scheduler.step()` that are left in this run.
 
     Raises:
@@ -126,8 +126,8 @@ def check_length(scheduler, steps: int) -> None:
     for part, needed in _steps_of_parts(scheduler, steps):
         if needed > part.total_steps:
             raise InvalidValueError(
-                f"the {type(part).__name__} ends after {part.total_steps} steps, and this run "
-                f"steps it {needed} times",
+                f"the {type(part).__name__} ends after {part.total_steps} steps, but the run needs "
+                f"{needed} steps of it",
                 fix=f"total_steps={needed}, or fewer epochs",
             )
 

@@ -87,7 +87,8 @@ def _classes(dataset) -> list:
             raise InvalidValueError(
                 "the joined datasets number their classes differently",
                 found="; and ".join(names),
-                fix="pack each of them with the same classes: pack(..., classes=first.classes)",
+                fix="pack the other datasets with the classes of the first one: "
+                "pack(..., classes=first_dataset.classes)",
             )
     return first
 

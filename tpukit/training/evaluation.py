@@ -30,10 +30,10 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: the loss of all samples together, as if they were one batch. A loss with more than
-            1 MiB of tensors is an exception: see `evaluate`. With `keep_outputs=False`, `loss` is
-            the mean of the batches' losses. Each batch counts by its number of samples, or by its
-            weight if the loss returns `(total, weight)`.
+        loss: the loss of all samples together, as if they were one batch. A loss function that
+            uses more than 1 MiB of tensors is an exception: see `evaluate`. With
+            `keep_outputs=False`, `loss` is the mean of the batches' losses. Each batch counts by
+            its number of samples, or by its weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, in dataset order, nested as the model's outputs; bfloat16 and
             float16 are converted to float32. None with `keep_outputs=False`.
@@ -466,11 +466,11 @@ def _one_number(name: str, value: object) -> float:
         raise InvalidValueError(
             f"{name} must return one number, got None",
             found=(
-                "a loss that the model computes itself is None in an evaluation, because the "
-                "mean of one batch includes its padding"
+                "an evaluation sets outputs.loss to None, because this loss includes the padding "
+                "of the batch"
             ),
             fix=(
-                "compute it from the other outputs: lambda outputs, labels: "
+                "compute the number from other outputs, and return it: lambda outputs, labels: "
                 "cross_entropy(outputs.logits, labels)"
             ),
         )

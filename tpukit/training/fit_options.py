@@ -26,8 +26,8 @@ class FitOptions:
         keep_outputs: gather all outputs in an evaluation. Use False if they do not fit into
             memory; see `evaluate`.
         augment_from: first epoch with augmentation, from 1. With little data, a network at first
-            learns faster from unchanged images. In this epoch, the search for the best epoch starts
-            anew, without the earlier epochs. On a TPU, the step is compiled once more.
+            learns faster from unchanged images. From this epoch on, no earlier epoch can be the
+            best epoch. On a TPU, the step is compiled once more.
         averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, or timm's `ModelEmaV3`.
             `fit` updates it after every step, evaluates it instead of the model, and saves it in
             `best.pt`. Make it after `core.model` and without the argument `device`. With
@@ -37,7 +37,7 @@ class FitOptions:
             If it returns True on any core, training stops. A run that resumes at the end of an
             epoch calls the function before it trains. So if you repeat a run that the
             function has stopped, the function stops it again.
-        log_every: optimizer steps between two copies of the losses to the host.
+        log_every: number of optimizer steps after which the losses are copied to the host.
         same_seed: give every core the same random numbers of the host in a step. Use it for models
             that skip layers at random, as LayerDrop does, because on TPU chips all cores must run
             the same program. Augmentation and random numbers of the device still differ between
@@ -69,7 +69,8 @@ class FitOptions:
         if self.on_epoch_end is not None and not callable(self.on_epoch_end):
             raise InvalidTypeError(
                 f"on_epoch_end must be a function of the history, got {self.on_epoch_end!r}",
-                fix="on_epoch_end=lambda history: history.epochs[-1]['train_loss'] < 0.1",
+                fix="pass a function that returns True to stop the training: "
+                "on_epoch_end=lambda history: history.epochs[-1]['train_loss'] < 0.1",
             )
 
 

@@ -78,12 +78,12 @@ class History:
 
     @property
     def tflops_per_second(self) -> float:
-        """TFLOP/s per chip, over the log intervals of `samples_per_second`; NaN if unknown."""
+        """TFLOP/s per chip, averaged like `samples_per_second`; NaN if unknown."""
         return steady_mean(self.intervals, "tflops_per_second")
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation, 0 to 1, over the intervals of `samples_per_second`, or NaN."""
+        """Model FLOPs utilisation, 0 to 1, averaged like `samples_per_second`; NaN if unknown."""
         return steady_mean(self.intervals, "mfu")
 
     @property

@@ -86,8 +86,8 @@ def show_history(history: Any) -> Figure:
     the axis differ in length, the points are spread evenly, and the last point is at the end. For
     example, five validation losses of a run of 1,000 steps are drawn at 200, 400, ... 1,000.
 
-    - A single number is drawn as a dotted line, in the panel whose name is the end of the number's
-      name: `base_rate_loss` in the panel of `loss`.
+    - A single number is drawn as a dotted line. `base_rate_loss` is drawn in the panel of `loss`,
+      because its name ends with "loss".
     - A series of 50 points or more is pale, under a moving mean over a twentieth of its length.
     - A ring marks the best validation point, if tpukit knows that low values (loss, error, ...) or
       high values (auroc, accuracy, f1, ...) of the measure are better.
@@ -323,12 +323,19 @@ def _read(history: Any) -> _History:
             x = _spread(places, len(y))
         known = np.isfinite(y)
         if isinstance(columns[name], _Column):
-            # A row without this measure is not a gap in the curve.
+            # A row without this measure is not a gap in the curve. A row without a step has no
+            # place on the axis.
+            known &= np.isfinite(x)
             x = x[known]
             y = y[known]
         elif not known.all():
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
-        series[name] = _Points(x, y)
+        if len(y):
+            series[name] = _Points(x, y)
+        else:
+            notes.append(f"{name} has no value in a row with a {axis}")
+    if not series:
+        raise _nothing_to_draw(columns, levels, notes)
     return _History(axis, series, levels, notes)
 
 
@@ -398,7 +405,7 @@ def _columns(history: Any) -> Mapping[str, Any]:
         if any(_numbers(value) is not None for value in row.values()):
             raise InvalidTypeError(
                 f"show_history draws one history, got a list of {len(history)}",
-                fix="if they are the results of the ranks, pass run.results[0]",
+                fix="pass one history of the list, such as the first: show_history(histories[0])",
             )
         keys |= dict.fromkeys(row)
     return {str(key): _Column(row.get(key) for row in history) for key in keys}

@@ -90,7 +90,7 @@ class IndexChecks:
     def check(self, tensors: list) -> None:
         """Check the tensors of a batch before they are sent to the device.
 
-        Batches that come before the first step are stored, and `end` checks them.
+        Batches are prepared ahead. Those before the first step are stored until `end` checks them.
         """
         if self._limits is None:
             self._sent.append([tensor if _is_integer(tensor) else None for tensor in tensors])
@@ -100,7 +100,7 @@ class IndexChecks:
                 self.compare(tensors[place], limit)
 
     def compare(self, values, limit: _Limit) -> None:
-        """Raise if values are out of range; set `unequal` if some of them are ignored."""
+        """Raise if values are out of range; set `unequal` if the loss ignores some values."""
         if limit.ignored is not None and _has(values, limit.ignored):
             values = values[values != limit.ignored]
             if limit.is_mean:
@@ -142,7 +142,7 @@ class IndexChecks:
 
 
 def unequal_advice(reason: str) -> str:
-    """Return a line that explains a loss whose batches have different weights, with a fix."""
+    """Return advice for a loss that needs a weighted mean over batches."""
     # `reason` is "ignore_index=-100" or, with class weights, "weight=".
     ignored = reason.partition("=")[2]
     weight = f"(labels != {ignored}).sum()"
@@ -171,7 +171,7 @@ def integers_of(batches: tuple) -> list[list]:
 
 
 def can_watch(part: object, *, on_cpu: bool) -> bool:
-    """Return whether tpukit can watch which torch functions a model or a loss calls.
+    """Return whether tpukit can watch the calls of torch functions in a model or loss.
 
     The result is False if a layer is compiled: tpukit watches in a TorchFunctionMode, in which
     `torch.compile` would compile the layer again. On a CPU, the result is also False for torch's
@@ -229,7 +229,7 @@ def _out_of_range(low: int, high: int, limit: _Limit) -> InvalidValueError:
 
 
 def watched_loss(loss, outputs, *targets):
-    """Return the loss of outputs and targets in host memory; raise if a target is out of range."""
+    """Return `loss(outputs, *targets)` on the CPU; raise if a target is out of range."""
     if not can_watch(loss, on_cpu=True):
         return loss(outputs, *targets)
     with _Watch(IndexChecks()).mode():

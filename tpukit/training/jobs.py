@@ -120,8 +120,8 @@ def launch_each(
     Args:
         fn: the worker function; its first argument is a `Core`.
         configs: for each job, the second argument of `fn`: a fold, a seed, a dict of settings.
-        cores: number of jobs that run at the same time. None: one per chip, GPU, or CPU process of
-            a dry run. On a v2 or v3 chip, which has two cores, a job uses only one of them.
+        cores: number of jobs that run at the same time. None: one per chip or GPU; in a dry run,
+            one per CPU process. A v2 or v3 chip has two cores, and a job uses only one of them.
         backend, limits, matmul_precision, compile_cache: as in `launch`; the limits apply to each
             job.
         seed: the seed of the random numbers, as in `launch`. All jobs have the same seed, so they
@@ -188,9 +188,9 @@ def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
     has_any_number = whole.is_dry_run and whole.processes
     if cores > there and not has_any_number:
         raise InvalidValueError(
-            f"cores={cores} jobs at a time are not supported: at most {there} run here",
+            f"cores={cores} is not supported: this machine runs at most {there} jobs at a time",
             found=host.summary,
-            fix="leave cores out; configs that have to wait are run as soon as a core is free",
+            fix="leave cores out: each job that has to wait starts as soon as a core is free",
         )
     return int(cores)
 

@@ -233,7 +233,7 @@ def _combined(parts: list, reduce) -> object:
 def as_classes(metric, targets):
     """Convert float targets to integers if a metric compares classes; else return them unchanged.
 
-    A loss such as BCEWithLogitsLoss needs float targets, but these metrics accept integers only.
+    A loss such as BCEWithLogitsLoss needs float targets, but metrics of classes need integers.
     """
     import torch
 

@@ -17,10 +17,10 @@ from tpukit.essentials.launcher import Core
 
 
 class LayerModes:
-    """Finds the layers in evaluation mode when `fit` begins, and keeps them in this mode.
+    """Keeps layers in evaluation mode if they were in it when `fit` began.
 
-    If all layers are in evaluation mode, the model was probably loaded or evaluated before. Then
-    all layers are put into training mode, and a line is printed.
+    If all layers were in evaluation mode, the model was probably just loaded or evaluated. In this
+    case all layers are put into training mode, and a line is printed.
 
     Args:
         core: this core.

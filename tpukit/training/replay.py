@@ -154,7 +154,7 @@ class Replay:
         self._has_explained = False  # whether the line about forms of batches was printed
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Make all cores capture this step if it ends an epoch, or is the 47th, 94th and so on."""
+        """Make all cores capture the last step of an epoch, and every 47th step."""
         if is_last or number % _CAPTURE_EVERY == 0:
             self.capture_next()
 
@@ -253,8 +253,8 @@ class Replay:
     def capturing(self, number: int, batches: tuple, flags: tuple) -> Iterator[list]:
         """Capture the step that runs in the block, and then run its program.
 
-        Yields a list, to which the block appends its two losses. A step of several programs is not
-        run by this method, but by the sync at the end of the step.
+        Yields a list, to which the block appends the step's loss on this core and its mean over the
+        cores. If a step has several programs, the sync at the end of the step runs them instead.
         """
         losses: list = []
         if self._is_over:

@@ -83,7 +83,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """The validation data in a checkpoint: a resumed run must evaluate on the same dataset."""
+    """The identity of the validation data, which must be the same in a resumed run."""
 
     batches: Batches
 
@@ -187,7 +187,7 @@ class RunState:
         """Return the weights of the last `save_best`, in host memory.
 
         Args:
-            epoch: the best epoch, for the error.
+            epoch: the number of the best epoch, which the error names.
 
         Raises:
             FileNotFoundError: best.pt is missing, because this run was resumed without this file.
@@ -310,7 +310,7 @@ class RunState:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder in the block, and then wait until the last save is complete. Collective.
+        """Lock the folder in the block; at its end, wait for the last save. Collective.
 
         Raises:
             CheckpointError: another run uses the folder, or the last save failed.
@@ -342,8 +342,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether this core must end now, because SIGTERM has arrived.
 
-        Before core 0 saves a last checkpoint, all cores must finish the current step. So if
-        checkpoints are saved, the other cores continue for `STEP_SECONDS` after SIGTERM.
+        If checkpoints are saved, core 0 first finishes its step, and needs the other cores for it.
+        Therefore, the other cores continue for `STEP_SECONDS` after SIGTERM.
         """
         if not self._core.internal.end_requested:
             return False
@@ -430,7 +430,7 @@ class TimeLimit:
     def record(self, what: str, seconds: float) -> None:
         """Record the duration of an "interval", "evaluation" or "save".
 
-        `update` leaves enough time for the longest of each.
+        `update` reserves time for the longest interval, evaluation and save so far.
         """
         self._longest[what] = max(self._longest[what], seconds)
 

@@ -56,8 +56,9 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
     # As a path, a URL would create a folder "gs:" here.
     if "://" in os.fspath(name):
         raise InvalidValueError(
-            f"name must be the name of a folder, got {os.fspath(name)!r}",
-            fix=f'tpukit.Checkpoints("run", backup_dir={os.fspath(name)!r})',
+            f"name must be a folder on this machine, got {os.fspath(name)!r}",
+            fix="for a backup at this URL, do not call run_folder: "
+            f'tpukit.Checkpoints("run", backup_dir={os.fspath(name)!r})',
         )
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:

@@ -129,7 +129,7 @@ class _Bucket:
                 f"the settings in {self} cannot be read or written",
                 found=f"{type(error).__name__}: {error}",
                 fix="check the address, and that this machine may write there; "
-                "or leave out backup_dir= here and in `Checkpoints`",
+                "or leave out backup_dir= in keep_settings and in `Checkpoints`",
             ) from error
 
 

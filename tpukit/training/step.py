@@ -201,7 +201,7 @@ class TrainStep:
             self._interval_start = self._now()
 
     def end_interval(self, steps: int) -> None:
-        """Print once that replay would save time, if the last `steps` steps show this."""
+        """Advise the use of replay, once, if it would have saved time in the last steps."""
         before = self._interval_start
         self._interval_start = None
         if before is None:

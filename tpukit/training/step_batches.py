@@ -32,7 +32,7 @@ def next_step(batches: Iterator[Sent], accumulated: int) -> list[Sent]:
 def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
     """Return the optimizer steps per epoch.
 
-    Print a line if `wanted` is more than the data has, or if the last step has fewer batches.
+    Print a line if the data has too few steps, or the last step fewer than `accumulated` batches.
 
     Args:
         core: this core.
@@ -49,7 +49,7 @@ def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: 
         raise InvalidValueError(
             f"{argument} is not supported for batches of several lengths: XLA would compile a "
             "graph for each combination of lengths in a step",
-            found=f"{train.shapes} lengths of batches",
+            found=f"batches of {train.shapes} different lengths",
             fix="accumulate_grad_batches=1, or a single bucket",
         )
     count = len(train)

@@ -31,9 +31,9 @@ class Source(NamedTuple):
             "constant": the same number in every step.
         group: for "setting" and "adam", the number of the optimizer's parameter group.
         name: for "setting", its name.
-        factor: for "setting", 1 if the number is the setting itself, -1 if its negative.
+        factor: for "setting", 1 or -1: the number is this factor times the setting.
         summand: for "counter", -1 if torch reads the counter before increasing it, otherwise 0.
-        parameter: for "adam", the parameter whose step count is used, as its number in the group.
+        parameter: for "adam", the index in the group of the parameter whose step count is used.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class StepNumbers:
         return found
 
     def sources(self) -> list[Source]:
-        """Return all possible sources, without constants.
+        """Return all possible sources of a number, except `CONSTANT`.
 
         Of several parameters with the same step count, only the first is a source.
         """
@@ -116,7 +116,7 @@ class StepNumbers:
         return adam_numbers(self._optimizer, group, step)
 
     def unfollowed(self, before: dict, sources: Collection[Source]) -> list[tuple]:
-        """Return the keys (group, name) of changed settings that no source in `sources` reads.
+        """Return the keys (group, name) of changed settings from which no source is computed.
 
         Args:
             before: the settings in an earlier step.
@@ -139,7 +139,7 @@ class StepNumbers:
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of a program that is not a tensor of the state, the batch or the seed.
+    """An input of a program, other than the state, the batch and the random seed.
 
     Attributes:
         id: torch_xla's id of the tensor; a tensor gets a new id when its value changes.
@@ -203,8 +203,8 @@ def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list
 def changed_values(inputs: list[HostInput], numbers: StepNumbers) -> dict[int, object] | None:
     """Return the inputs whose values change in a step, as {index of the input: new value}.
 
-    The result is None if the possible sources of an input have different values: then only a
-    captured step shows the right source.
+    The result is None if the possible sources of an input differ in their values. Only a captured
+    step shows which source is right.
     """
     changed = {}
     for place, one in enumerate(inputs):

@@ -59,10 +59,11 @@ def predict_to(
 
     If a run was interrupted, call `predict_to` again: it computes only the missing files. If the
     folder or its backup has outputs of other weights, of another number of samples or with another
-    `piece`, they are deleted. If only the samples, `preprocess` or `bf16` differ, `predict_to`
-    raises an error instead, because the outputs may have taken hours. Floating-point outputs are
-    stored as float16, which needs half the bytes of float32. `read_predictions` returns them as
-    float16.
+    `piece`, they are deleted. If these agree, but other samples, `preprocess` or `bf16` were used,
+    `predict_to` raises an error instead, because the outputs may have taken hours. Of `preprocess`,
+    it compares the code and the bound tensors and floats, but not bound integers and texts, and not
+    the attributes of an object. Floating-point outputs are stored as float16, which needs half the
+    bytes of float32. `read_predictions` returns them as float16.
 
     Args:
         folder: folder on this machine, for these files only.
@@ -219,7 +220,7 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
         raise InvalidValueError(
             f"{folder} holds outputs of this model for other samples or with other options",
             found="different: " + first_few(different, 4),
-            fix="another folder for these outputs; or remove that one: "
+            fix="store the new outputs in another folder; or delete the old ones: "
             f"shutil.rmtree({str(folder)!r})",
         )
 

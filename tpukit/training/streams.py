@@ -63,7 +63,7 @@ class StreamBatches(Batches):
     read again from its start, independently of the other shares. An epoch begins at the position
     in the stream where the previous epoch has ended.
 
-    A saved state contains the epoch and the number of its steps done. It does not contain the
+    A saved state contains the epoch, and how many of its steps are done. It does not contain the
     position in the stream, because most streams cannot return to a position. A resumed loop has the
     steps that were left in the epoch. It reads the stream from its start, with other random
     numbers.
@@ -143,7 +143,7 @@ class StreamBatches(Batches):
     def facts(self) -> dict[str, object]:
         """Return the layout and the shards of a Hugging Face stream, without reading a sample.
 
-        Both must be equal on all cores, because each core uses only its share of the stream.
+        Each core takes its share of the same whole stream, so both must be equal on all cores.
         """
         if self._facts is None:
             self._facts = {}
@@ -163,7 +163,7 @@ class StreamBatches(Batches):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue in the saved epoch with the steps that were left, from the stream's start.
+        """Continue the saved epoch with its remaining steps; read the stream from its start.
 
         The number of cores may differ from that of the saved run.
 
@@ -193,7 +193,7 @@ class StreamFeed:
         sampler: the steps of this core.
         transfer: function that sends a list of tensors to the device.
         workers: number of loader processes of this core; 0 for none.
-        in_turn: whether other cores are threads of this process.
+        in_turn: True if other cores are threads of this process. They must then read in turn.
         numbers: function that returns a context with this core's own random numbers, for reading
             without loader processes.
     """
@@ -400,7 +400,7 @@ def _check(dataset: object, steps: int) -> None:
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
             f"a {kind} can be read only once, but a stream must start again after its end",
-            fix="pass a function that makes it: core.batches(lambda share, shares: ..., "
-            "steps=..., batch_size=...)",
+            fix="pass a function that makes a new one for share number `share` of `shares`: "
+            "core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
         )
     check_count("steps", steps)

@@ -156,9 +156,9 @@ def fit(
             parameter is named `y_true`, as in scikit-learn, gets the targets first, and `fit`
             prints a line.
         preprocess: function from a batch's inputs to the model's inputs, for example one that
-            normalises images. It runs on the device, in training and evaluation. A batch that is a
-            mapping is passed whole. If the function then returns no mapping, its result is the
-            model's only argument.
+            normalises images. It runs on the device, in training and evaluation. If a batch is a
+            mapping, the function gets all of it, and returns a mapping or the model's only
+            argument.
         augment: function from (inputs, targets), or from a batch that is a mapping, to the
             augmented ones. It runs on the device before `preprocess`, in training only.
         bf16: run the forward pass under autocast to bfloat16. The loss, BatchNorm's statistics
@@ -178,12 +178,12 @@ def fit(
             "8h30m" or seconds. `fit` stops at a log point, also in the middle of an epoch. None for
             no limit.
         replay: True captures a step's program once and runs it again without the Python of the
-            step, on XLA only. Your code must then do the same in every step: docs/replay.md lists
-            the changes that `fit` follows, detects, and cannot detect. `fit` prints from which
-            step on it replays, or why it captures every step. CPU processes, GPUs and TorchTPU
-            train as with False. Replay needs memory for a second set of weights and optimizer
-            state. With False, `fit` prints once if a step's Python takes more than 1.3 times as
-            long as its program on the TPU.
+            step, on XLA only. Your code must then do the same operations in every step.
+            docs/replay.md lists the values that may change, and the changes that `fit` does not
+            detect. `fit` prints from which step on it replays, or why it captures every step. CPU
+            processes, GPUs and TorchTPU train as with False. Replay needs memory for a second set
+            of weights and optimizer state. With False, `fit` prints once if a step's Python takes
+            more than 1.3 times as long as its program on the TPU.
         options: rare options: `FitOptions(log_every=10)`.
 
     Raises:

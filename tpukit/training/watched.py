@@ -19,7 +19,7 @@ class Found:
     """The result of `watching`.
 
     Attributes:
-        is_used: whether one of the objects was used.
+        is_used: whether one of the watched objects was used.
         unwatched: names of the classes whose objects cannot be watched.
     """
 
@@ -29,7 +29,7 @@ class Found:
 
 @contextlib.contextmanager
 def watching(objects: Iterable[object]) -> Iterator[Found]:
-    """Detect whether this thread uses one of the objects in the block; yield the result.
+    """Yield a `Found`, which records the first use of one of the objects by this thread.
 
     Reading an attribute is a use, and so is a torch operation on a tensor. If an attribute is a
     list or a dict, later uses of its entries are not detected.
@@ -45,7 +45,7 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
             object.__setattr__(one, "__class__", kind)
 
     def on_use() -> bool:
-        """Record a use, stop watching, and return True; in another thread, only return False."""
+        """Record a use and stop watching; return False if another thread calls this."""
         if threading.get_ident() != own_thread:
             return False
         found.is_used = True

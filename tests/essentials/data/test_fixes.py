@@ -87,10 +87,11 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
     images = IMAGES.long()
     with fixes("augment: augment takes uint8 in [0, 255] or floats in [0, 1], got {}") as fix:
         Augment()(images, LABELS)
-    Augment()(fix.code(r"(?<=pass ).*?(?=, if)", images=images), LABELS)
+    Augment()(fix.code(r"images\.to\(.*?\)", images=images), LABELS)
+    Augment()(fix.code(r"images / \d+", images=images), LABELS)
 
     augment = Augment(flip=1.0, swap_labels=((0, 1),))
-    with fixes("augment: with swap_labels={}, labels must be (N, L), here ({}, {}), got {} {}"):
+    with fixes("augment: with swap_labels={}, the shape of the labels must be ({}, {}), got {} {}"):
         augment(IMAGES, torch.zeros(2).long())
     augment(IMAGES, LABELS)
 
@@ -120,7 +121,7 @@ def test_the_fixes_work_for_options_of_augment():
         Augment(swap_labels=((0, 1), (1, 2)))
     Augment(swap_labels=((0, 1), (2, 3)))
 
-    with fixes("augment: swap_labels={} has no column for {}; names={}"):
+    with fixes("augment: swap_labels={}, but there is no label {}; names={}"):
         Augment(swap_labels=(("left", "right"),))
     Augment(swap_labels=((0, 1),))
     Augment(swap_labels=(("left", "right"),), names=("left", "right"))
@@ -165,7 +166,7 @@ def test_the_fixes_work_for_datasets():
     stream = Stream()
     with fixes("batches: a {} can only be read in order, so samples cannot be chosen ...") as fix:
         core.batches(stream, batch_size=4)
-    all_of(fix.code(r".*(?=:)", dataset=stream))
+    all_of(fix.code(r"(?<=: ).*", dataset=stream))
 
     with fixes("batches: the dataset is empty: its length is 0"):
         core.batches([], batch_size=1)
@@ -299,12 +300,12 @@ def test_the_fixes_work_for_what_fills_samples_up():
             "buckets: pad= must name the parts of a sample that vary in length, and their ..."
         ) as fix:
             padded(pad=pad)
-    made = fix.code(r"^.*?(?=, without)")
+    made = fix.code(r"(?<=length: ).*")
     padded(pad=made.pad, lengths=made.lengths)
 
     dataset = Bytes()
     with fixes(
-        "buckets: pad fills {} with {}, which {} cannot represent: it would become {}"
+        "buckets: pad= gives {} the fill value {}, which {} cannot represent: it would become {}"
     ) as fix:
         padded(dataset, pad={"ids": -100})
     padded(dataset, pad={"ids": 255})

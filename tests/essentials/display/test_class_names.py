@@ -94,6 +94,7 @@ FIXES = {
     "weights of classes": ({"cat": 0.5, "dog": 2.5}, r"names=(\[.*\])"),
     "a set": ({"cat", "dog"}, r"names=(.*)"),
     "a number": (2, "names=(.*)"),
+    "a number of numpy": (np.int64(2), "names=(.*)"),
     "the numbers of a series": (pandas.Series(["dog", "cat"], index=[1, 0]), r"names=(.*?\))"),
     "the order of a series": (pandas.Series(["cat", "dog"], index=[1, 0]), r".*names=(.*?\))"),
     "records": ([{"id": 1, "name": "dog"}, {"id": 0, "name": "cat"}], r"names=(.*?\})"),
@@ -108,5 +109,5 @@ def test_the_fix_gives_names_in_their_order(names, pattern):
     fix = str(error.value).partition("fix:")[2]
     fixed = eval(re.search(pattern, fix)[1], {"series": names, "records": names, "table": names})
     assert len(names_in_order(fixed, "names")) == 2
-    if not isinstance(names, int):
+    if not isinstance(names, int | np.integer):
         assert names_in_order(fixed, "names") == ["cat", "dog"]

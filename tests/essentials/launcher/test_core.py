@@ -320,16 +320,24 @@ def test_the_mean_of_a_dict_is_by_name_in_any_order(backend):
 
 
 @pytest.mark.parametrize(
-    ("mine", "found"),
+    ("mine", "different", "found"),
     [
-        ([{"loss": 1.0, "even": 1}, {"loss": 1.0, "odd": 1}], "even: a number on core 0, none on"),
-        ([{"a": 1.0}, {}], "a: a number on core 0, none on core 1"),
-        ([{"a": {"b": 1.0}}, {"a": 1.0}], "a.b: a number on core 0, none on core 1"),
-        ([{"a": 1.0}, {"a": torch.ones(2)}], r"a: a number on core 0, \(2,\) torch.float32 on"),
+        (
+            [{"loss": 1.0, "even": 1}, {"loss": 1.0, "odd": 1}],
+            "names",
+            "even: a number on core 0, none on",
+        ),
+        ([{"a": 1.0}, {}], "names", "a: a number on core 0, none on core 1"),
+        ([{"a": {"b": 1.0}}, {"a": 1.0}], "names", "a.b: a number on core 0, none on core 1"),
+        (
+            [{"a": 1.0}, {"a": torch.ones(2)}],
+            "kinds of values",
+            r"a: a number on core 0, \(2,\) torch.float32 on(.|\n)*fix: +give each name a number",
+        ),
     ],
 )
-def test_the_mean_of_a_dict_with_other_names_on_another_core_is_refused(mine, found):
-    with pytest.raises(WorkerError, match=f"different names(.|\n)*{found}") as caught:
+def test_the_mean_of_a_dict_with_other_names_on_another_core_is_refused(mine, different, found):
+    with pytest.raises(WorkerError, match=f"different {different}(.|\n)*{found}") as caught:
         quietly(lambda core: core.mean(mine[core.rank]))
     assert isinstance(caught.value.__cause__, OutOfSyncError)
 

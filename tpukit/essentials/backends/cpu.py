@@ -382,7 +382,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """The dry run with CPU processes. On a system without fork, the kernel runs a single core."""
+    """The dry run with CPU processes; without `os.fork`, with a single core in this process."""
 
     name = "cpu"
     backend = Cpu
@@ -411,8 +411,8 @@ class CpuRuntime(Runtime):
         """Import the modules of the workers.
 
         Raises:
-            TpukitRuntimeError: the notebook has imported torch_tpu, so the first backward() of a
-                worker, even of CPU tensors, would open the chips.
+            TpukitRuntimeError: the notebook has imported torch_tpu. Workers inherit the
+                import. Their first backward() then opens the chips, even with CPU tensors.
         """
         # torch_tpu counts the devices in backward(). Without chips it asks Google Cloud for them,
         # which takes minutes.
@@ -453,7 +453,7 @@ class CpuRuntime(Runtime):
 
 
 def dry_run_cores(machine) -> int:
-    """Return the default number of cores: one per processor, 2 to 8; without fork 1."""
+    """Return the default number of cores: one per processor, from 2 to 8; 1 without `os.fork`."""
     if not hasattr(os, "fork"):
         return 1
     return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))
@@ -541,8 +541,8 @@ def _check_same(texts: Sequence[str], *, differ: bool = False) -> None:
             f"{names[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {text}" for rank, text in enumerate(tensors)),
             fix=(
-                "pad the tensors to one shape, as core.batches(..., shuffle=False) does; then "
-                "core.gather(...)[:n] removes the padding"
+                "convert the tensors to one dtype, for example by tensor.float(), and pad them to "
+                "one shape; all batches of core.batches have the same shape"
             ),
         )
 
@@ -570,8 +570,8 @@ def _interface_towards(address: str) -> str:
         "no network interface of this host leads to host 0",
         found=f"the route to {address} begins at {ours}, but no interface has this address",
         fix=(
-            "on every host, find the name of its interface with `ip address`, and set it: "
-            "GLOO_SOCKET_IFNAME=eth0"
+            "on every host, run `ip address`, and set the name of the interface that connects "
+            "the hosts: GLOO_SOCKET_IFNAME=eth0"
         ),
     )
 

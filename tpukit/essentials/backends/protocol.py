@@ -55,8 +55,8 @@ class Topology:
             the only core runs in the kernel itself.
         is_dry_run: whether CPU processes or a simulated TPU replace TPU cores.
         generation: the generation of a TPU, such as "v5e"; otherwise "".
-        device_number: the number of the only chip or GPU of the run, from 0. Other runs may use the
-            other chips. None if the run may use the whole machine.
+        device_number: the index, from 0, of the only chip or GPU that the run uses; other runs may
+            use the others. None if the run may use the whole machine.
         hosts: the hosts of the run; None for a single host.
         compile_cache: the open compilation cache; None for none.
         chips: number of chips per core; more than 1 if the model is sharded over them.
@@ -264,7 +264,7 @@ class Backend:
         return None
 
     def loads(self) -> tuple[int, float]:
-        """Return (number of graphs from the compilation cache, seconds) of this process."""
+        """Return (number of graphs loaded from the compilation cache, seconds of loading them)."""
         return 0, 0.0
 
     def compiling(self) -> Compiling | None:
@@ -282,9 +282,9 @@ class Backend:
         return {}
 
     def memory(self) -> dict[str, int]:
-        """Return the "peak" of used device memory and its "limit", in bytes.
+        """Return, in bytes, the "peak" use of the device's memory and the "limit" of this memory.
 
-        The dict is empty if the device does not report them.
+        The dict is empty if the device does not report these numbers.
         """
         return {}
 
@@ -302,8 +302,8 @@ class Runtime:
             the machine.
         sharded: the name of the runtime in which all devices of a host are a single core; None if
             there is none.
-        dry_run_of: the name of the backend that this backend replaces on a machine without such a
-            device; None if it replaces no other backend.
+        dry_run_of: for a dry run, the name of the runtime that this one replaces if the machine
+            has no accelerator; None if this is no dry run of another runtime.
         is_for_launch: whether `launch(backend=...)` accepts the name.
         note: text at the end of the line that a dry run prints.
         keeps_compiles: whether a compilation cache can store the compiled programs.
@@ -355,7 +355,7 @@ class Runtime:
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]):
-        """Open the compilation cache of a launch, and return it.
+        """Open the compilation cache of a launch, and return the cache.
 
         If a cache is not supported here, this method prints the reason and returns None.
 
@@ -393,7 +393,7 @@ class Runtime:
         """Start the devices of a worker process, and call `body` once per core.
 
         Args:
-            body: a function of the `Backend` of a core.
+            body: a function; its argument is the `Backend` of a core.
             topology: the layout of the run.
             process: number of the worker process, from 0.
             meeting_point: the object from the method `meeting_point`.

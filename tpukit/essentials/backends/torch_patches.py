@@ -21,12 +21,12 @@ from collections.abc import Callable
 
 @functools.cache
 def correct_running_variance() -> None:
-    """Patch normalisation layers: running variances on XLA devices divide by n - 1.
+    """Patch normalisation layers, so that running variances on XLA devices divide by n - 1.
 
     The patch applies to this process until it ends. Without it, the running variance of a channel
-    with 8 values would be an eighth too small. The last layers of a network have only 8 values per
-    channel if a core has 8 images, and these layers have one pixel per image. The correction scales
-    the running variance before and after the update, with momentum m:
+    with 8 values would be an eighth too small. A channel has 8 values if a core has 8 images, and
+    each image has shrunk to one pixel, as in a network's last layers. The correction scales the
+    running variance before and after the update, with momentum m:
 
         torch_xla     running = (1 - m) * running + m * variance(n)
         wanted        running = (1 - m) * running + m * variance(n) * n / (n - 1)

@@ -405,7 +405,7 @@ class Batches:
             self._transfer.check = None
 
     def arrange(self, tensors: object) -> object:
-        """Return sent tensors as a loop yields them; images become a view, (B, 3, H, W)."""
+        """Return a sent batch in the form that a loop gets: images as a view, (B, 3, H, W)."""
         return self._feed.arrange(tensors)
 
 
@@ -416,8 +416,8 @@ def _check_dataset(dataset: object, batch_size: int) -> None:
         raise InvalidTypeError(
             f"a {type(dataset).__name__} can only be read in order, so samples cannot be chosen "
             "by their index",
-            fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): steps= is the "
-            "number of steps per epoch",
+            fix="pass steps=, the number of steps per epoch, to read the dataset in order: "
+            f"core.batches(dataset, steps=1000, batch_size={batch_size})",
         )
     if len(dataset) == 0:
         raise InvalidValueError(

@@ -121,7 +121,7 @@ class SourceFeed:
         return numbered(plan.samples, run_ahead(calls, threads=1))
 
     def arrange(self, tensors: tuple) -> tuple:
-        """Return sent tensors as a loop yields them: images (B, 3, H, W), targets and mask."""
+        """Convert a batch on the device to images (B, 3, H, W), targets and mask."""
         images, labels, *others = tensors
         return *split_masks(images.permute(0, 3, 1, 2), labels), *others
 
@@ -158,7 +158,7 @@ class SourceFeed:
 
 
 class SampleFeed:
-    """The feed of a map-style dataset: it joins the samples to batches.
+    """The feed of a map-style dataset, which makes batches of samples.
 
     Args:
         dataset: the dataset.

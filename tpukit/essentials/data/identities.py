@@ -54,7 +54,9 @@ def identity(dataset: object) -> dict[str, object]:
 
 
 def different_parts(saved: Mapping[str, object], here: Mapping[str, object]) -> list[str]:
-    """Return the names of the facts that differ, and the values if both are strings.
+    """Return the names of the entries that differ.
+
+    If both values of an entry are strings, the result has the values after the name.
 
     Args:
         saved: the identity in the checkpoint.

@@ -117,14 +117,14 @@ def load_samples(
 
     A loader process seeds its random numbers for each batch with `seed` and the batch's number. So
     a batch does not depend on the process that makes it. With `workers=0` the calling thread makes
-    the batches. It seeds its random numbers for each batch only if `in_turn` is True.
+    the batches, and seeds each of them in the same way if `in_turn` is True.
 
     Args:
         dataset: the dataset.
         jobs: (number, samples) per batch. The number is unique in the epoch over all cores.
         workers: number of loader processes; 0 for none.
         seed: the seed of the epoch.
-        in_turn: True if other cores are threads of this process.
+        in_turn: True if other cores are threads of this process, and so use its random generators.
         collate: `collate(items, samples, length)` joins a batch; a job is then (number, samples,
             length). None for torch's `default_collate`.
         generators: random generators in the dataset, which are seeded for each batch with or

@@ -15,8 +15,8 @@ TURN = threading.RLock()  # a thread acquires it before it uses the generators
 def seed_host(numbers: tuple[int, ...]) -> int:
     """Seed `random`, numpy and torch's CPU generator; return the 32-bit seed.
 
-    The same numbers give the same seed in every process and on every machine. So the random numbers
-    depend on core, epoch and batch, but not on the process that draws them.
+    The same numbers give the same seed in every process and on every machine. With the numbers of
+    core, epoch and batch, a batch has the same random numbers in any process that makes it.
     """
     import random
 

@@ -7,9 +7,11 @@ Cores and loader processes are forks of the kernel. If an object was made before
     a random generator    is a copy in each process, so all draw the same numbers
     threads               do not exist in the fork, so the process waits for them forever
 
-Before the cores are forked, `remember` records these objects. `refuse_shared` raises an error if a
-dataset uses one of them; with loader processes, also for an object made later. A dataset uses an
-object if it is an attribute at some depth, or if a function that reads a sample uses its name:
+Before the cores are forked, `remember` records these objects. In a session, each core also records
+those of the function that it has received, because all cores get equal copies. `refuse_shared`
+raises an error if a dataset uses one of them; with loader processes, also for an object made later.
+A dataset uses an object if it is an attribute at some depth, or if a function that reads a sample
+uses its name:
 
     rng = numpy.random.default_rng(0)                 # a cell of the notebook
 
@@ -38,7 +40,7 @@ from tpukit.essentials.environment import is_installed_file
 _DEPTH = 5
 _MOST = 64  # items of a list or dict that are examined
 _MOST_OBJECTS = 5_000  # examined in a search, which then takes 20 ms at most
-# ids of the objects that existed before the fork. A fork does not change addresses, so not ids.
+# ids of the objects that `remember` found. A fork does not change addresses, so not ids.
 _BEFORE: set[int] = set()
 
 # Kinds of objects that forked processes cannot share, and the fix for each: in a dataset, and in a
@@ -124,7 +126,7 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each open file and random generator that a function uses by name.
+    """Return a warning for each variable of a function with an open file or random generator.
 
     An object inside another one, such as an attribute, gets no warning.
     """

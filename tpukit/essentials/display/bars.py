@@ -50,7 +50,7 @@ class Bar:
 
     @property
     def running(self) -> bool:
-        """True until the loop has ended, with or without all its items."""
+        """True until all items are done or `end` is called."""
         return self.ended is None and not self.finished
 
     def end(self) -> None:

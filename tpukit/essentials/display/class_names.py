@@ -108,7 +108,7 @@ def _check_series(names, argument: str) -> None:
 
 def _without_order(names: object, argument: str) -> InvalidValueError:
     fix = f"{argument}=[{names!r}, ...]"
-    if isinstance(names, int):  # probably the number of classes
+    if hasattr(names, "__index__"):  # probably the number of classes, perhaps of numpy
         fix = f"{argument}=range({names})"
     elif isinstance(names, set | frozenset):
         fix = f"a list, because a set has no order: {argument}={sorted(map(str, names))}"

@@ -113,7 +113,7 @@ def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
 
 
 def axes(curves: dict[str, Points]) -> list[Axis]:
-    """Return the charts: the losses, then other measures by their scale, then the learning rate."""
+    """Return the charts: losses, other measures grouped by scale, learning rates."""
     largest = {name: _largest(points) for name, points in curves.items()}
     rates = [name for name in curves if name in _RATES or name.endswith("_lr")]
     losses = _losses(largest, rates)

@@ -131,7 +131,7 @@ class ErrorParts(NamedTuple):
 
 
 def parts_of(error: BaseException) -> ErrorParts:
-    """Return the fact, found and fix of an error; if it has none, its text is the fact."""
+    """Split the message of a `TpukitError`; for another error, the text is the fact."""
     if isinstance(error, ErrorFields):
         return ErrorParts(error.fact, error.found, error.fix)
     return ErrorParts(str(error), "", "")

@@ -253,8 +253,8 @@ def points(places: Any, images: int) -> np.ndarray:
         raise InvalidValueError(
             f"points must be (N, 2) floats, x and y in [0, 1] for each of {images} images, "
             f"got {array.shape} {array.dtype}",
-            fix="divide the column by the image's width and the row by its height; nan for no "
-            "point",
+            fix="divide x by the width of the image, and y by its height; for an image without a "
+            "point, pass nan",
         )
     return array
 

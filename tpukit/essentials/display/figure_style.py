@@ -127,8 +127,8 @@ def describe(figure: Figure, text: str) -> None:
 def style_figure(figure: Figure, alt: str) -> Figure:
     """Apply tpukit's style and a description to a figure of your own, and return it.
 
-    Call it in the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. The figure
-    then appears once, because this function also closes it in pyplot.
+    Call it in the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. This
+    function closes the figure in pyplot, because pyplot would draw it a second time.
 
     Args:
         figure: a matplotlib figure, for example of `plt.subplots()`.
@@ -176,7 +176,7 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
 def image_at(
     figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float
 ) -> Axes:
-    """Draw an image at a position given in inches, at the top of this place.
+    """Draw an image into a rectangle given in inches, at the top of the rectangle.
 
     Args:
         pixels: (H, W) in grey or (H, W, 3), uint8 or floats in [0, 1].

@@ -47,7 +47,7 @@ class Findings(Table):
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """The findings that would make a launch fail, or run on the wrong device."""
+        """The findings that would make a launch fail, or make it use the wrong device."""
         return self._in_state("failure")
 
     @property

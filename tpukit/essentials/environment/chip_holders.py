@@ -42,7 +42,7 @@ open_sessions: list[SessionRecord] = []  # `launcher.session` adds and removes t
 
 
 class DeviceBusyError(TpukitError, RuntimeError):
-    """Other processes or a session hold the chips that a run needs."""
+    """Other processes, or a `tpukit.Session`, hold the chips that a run needs."""
 
 
 def is_chip(node: str) -> bool:
@@ -133,9 +133,8 @@ def wait_for_chips(
         machine: the machine; this machine by default.
 
     Raises:
-        DeviceBusyError: an open session of this kernel holds the chips, unless it holds a single
-            chip other than `chip`; or `chip` is None, and too few chips are free after `seconds`
-            seconds.
+        DeviceBusyError: an open session of this kernel holds chips that the run may need; or `chip`
+            is None, and too few chips are free after `seconds` seconds.
     """
     # After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla
     # 2.8 ends a process that tries to open a chip twice. So a run tests the chips before it forks.

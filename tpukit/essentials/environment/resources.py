@@ -153,8 +153,8 @@ def own_memory() -> int:
 class OwnMemory:
     """The maximum of `own_memory` since this object was made, or since the last call of `begin`.
 
-    Between two calls of `most`, only a rise above the process's earlier peak is seen. If a file was
-    mapped and released in this time, it may count as own memory.
+    `most` finds a maximum between two of its calls only if the process then used more memory than
+    ever before. Files that were mapped and released between the calls may count as own memory.
     """
 
     # The system records only the peak of all resident memory, which includes mapped files. If the

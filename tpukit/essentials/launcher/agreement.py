@@ -166,7 +166,7 @@ class Agreement:
         loop.trained = []
 
     def begin_run(self) -> None:
-        """Continue the loop of the previous run; drop optimizers and modules that were deleted."""
+        """Restore the optimizers and modules of the previous run's loop that still exist."""
         loop = self._loop
         for reference, step in self._kept.steps.items():
             if reference() is not None:
@@ -284,7 +284,7 @@ class Agreement:
         self.compare("in core.model", modules={"": module}, tensors=False)
 
     def add_model(self, module, allow_different: Iterable[str]) -> None:
-        """Register a module from `core.model`, and the patterns of tensors that may differ."""
+        """Register a module; tensors named in `allow_different` may differ between cores."""
         self._may_differ += allow_different
         self._models[module] = None
         self._loop.new_models.append(weakref.ref(module))
@@ -298,7 +298,7 @@ class Agreement:
         return batches
 
     def before_average(self, optimizer) -> None:
-        """Register an optimizer in the loop, before its gradients are averaged."""
+        """Register an optimizer whose gradients are averaged next."""
         loop = self._loop
         if optimizer in loop.steps or not self._watches():
             return

@@ -23,8 +23,8 @@ _COUNTERPARTS = {
 def refuse_call(fn: Callable, args: tuple, caller: str = "launch") -> None:
     """Raise an error unless `fn(core, *args)` can be called.
 
-    It also stores `fn` and `args`. `core.batches` searches them for a random generator and similar
-    objects: each worker would get a copy of such an object, and all copies would give equal values.
+    It also records random generators, open files and similar objects in `fn` and `args`, for
+    `core.batches`. Each worker gets a copy of such an object, and all copies give equal values.
 
     Args:
         fn: the worker function.

@@ -163,8 +163,8 @@ class Core:
                 because a framework has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
                 differ between the cores, such as `["*counts"]`. Begin a pattern with "*", because
-                names of a loop's second model have a prefix. A pattern holds for all models of the
-                launch or session.
+                tpukit puts "1." before the names of the second model in a training loop of your
+                own. A pattern holds for all models of the launch or session.
 
         Raises:
             OutOfSyncError: the cores pass modules with different layers, shapes or settings.
@@ -448,7 +448,7 @@ class Core:
         `random`, `numpy.random`, torch on the CPU. Numbers from these generators differ from run to
         run. So make the model in the notebook, and draw from generators of your own. Random numbers
         of the device, and of a dataset in `core.batches`, follow from the seed as on other chips.
-        To make this possible, only one of the two cores reads at a time if `workers` is 0.
+        In `core.batches(..., workers=0)`, only one of the two cores reads samples at a time.
 
         Args:
             *words: whole numbers, such as the step.
@@ -496,14 +496,14 @@ class Core:
             return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value) -> Any:
-        """Return the mean of a number, tensor or dict of them over the cores. Collective.
+        """Return the mean over the cores of a number, a tensor or a dict. Collective.
 
         A tensor stays on the device, so this method does not wait for the device. Its mean has no
         gradient. A number becomes a float. A dict is averaged by name, whatever its order, and may
         contain dicts.
 
         Raises:
-            OutOfSyncError: the dicts of the cores have different names.
+            OutOfSyncError: the dicts of the cores have different names or kinds of values.
         """
         import torch
 
@@ -629,10 +629,10 @@ class Core:
     def tflops_per_second(self) -> float | None:
         """TFLOP/s per chip of the last 64 steps; None before they are known.
 
-        In `fit`, and in a loop with `counting_flops`, the value is known after two steps. A core
-        of a v2 or v3, and a GPU, counts as a chip. The value is a median, so a step that compiles
-        hardly changes it. Steps of an evaluation do not count, because their FLOPs are not known.
-        The time of a step includes the wait for its batch.
+        In `fit`, and in a loop with `counting_flops`, the value is known after two steps. Each GPU
+        counts as a chip, and so does each core of a v2 or v3. The value is a median, so a step that
+        compiles hardly changes it. Steps of an evaluation do not count, because their FLOPs are not
+        known. The time of a step includes the wait for its batch.
         """
         rates = self.internal.flops_per_second
         if not rates:

@@ -12,7 +12,7 @@ _cores: "dict[int, Core]" = {}  # by thread, because a v2 or v3 chip has two cor
 
 
 def enter(core: "Core") -> None:
-    """Note that the calling thread runs this core from now on."""
+    """Record that the calling thread runs this core from now on."""
     _cores[threading.get_ident()] = core
 
 

@@ -193,7 +193,7 @@ class CoreStates:
     def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
         """Return (core, activity) for at most 16 cores, if their activities differ.
 
-        Call it often: a difference counts only if it lasts for more than two seconds.
+        The result is empty until the calls have seen a difference for more than two seconds.
         """
         now = self._clock()
         ranks = sorted(self._states)

@@ -300,8 +300,8 @@ def called_text(value: object, depth: int = _CLOSURE_DEPTH) -> str:
     """Return the name of a function, and the tensors and floats that are bound to it.
 
     A loss may have class weights or a factor bound to it, by a closure or functools.partial.
-    Integers and strings are left out, because they may contain the rank, as in a function that
-    prints.
+    Integers and strings are left out: they may contain the rank, and the text must be the same on
+    every core.
     """
     texts = []
     if depth:

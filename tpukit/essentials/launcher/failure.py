@@ -132,8 +132,8 @@ class Failure:
 class Failures:
     """The failures of a run so far.
 
-    The first report that arrives need not be about the first failure. So the kernel waits for other
-    reports: 0.5 s, or 2 s if all failed cores were in collectives.
+    The report of the first failure may arrive later than others, so the kernel waits for 0.5 s. If
+    all failed cores were in collectives, another core is the cause: the kernel waits for 2 s.
     """
 
     def __init__(self) -> None:
@@ -157,11 +157,11 @@ class Failures:
             self._wait_at_most(FAILURE_SECONDS)
 
     def are_settled(self, every_core_is_known: bool) -> bool:
-        """Return whether the wait for reports of earlier failures is over.
+        """Return whether the kernel has waited long enough for reports of other failures.
 
         Args:
-            every_core_is_known: True if every core has returned or failed, which ends the wait
-                after 0.1 s.
+            every_core_is_known: True if every core has returned or failed. The wait then lasts at
+                most 0.1 s more.
         """
         if self and every_core_is_known:
             self._wait_at_most(_LAST_READ_SECONDS)
@@ -170,8 +170,8 @@ class Failures:
     def first(self) -> Failure | None:
         """Return the failure that caused the others.
 
-        That is the earliest failure outside of a collective if there is one, otherwise the earliest
-        of all.
+        That is the earliest failure outside of a collective. If all failures were in collectives,
+        it is the earliest of these.
         """
 
         def order(failure: Failure) -> tuple[bool, float]:

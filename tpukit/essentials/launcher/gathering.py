@@ -65,7 +65,7 @@ def gather_with_gradient(core, tensor):
 
 
 def mean_by_name(core, values: Mapping) -> dict:
-    """Return the means over the cores of numbers and tensors with the same name. Collective.
+    """Return, by name, the mean of each number and tensor over the cores. Collective.
 
     Dicts may be nested. Tensors are averaged in the order of their names. The cores compare the
     names, but not in a step that is recorded as a graph and has only tensors in `values`.
@@ -116,14 +116,22 @@ def _nested(like: Mapping, means: Mapping[tuple, object], path: tuple = ()) -> d
 
 
 def _refuse_different_names(everyone: list[dict[tuple, str]]) -> None:
+    """Raise OutOfSyncError if the cores have different names, or different kinds of values."""
     if all(kinds == everyone[0] for kinds in everyone):
         return
     named = []
     for kinds in everyone:
         named.append({".".join(map(str, path)): kind for path, kind in kinds.items()})
+    different = "names"
+    fix = (
+        "use the same names on every core, for example with 0 for a name that a core lacks: "
+        "core.mean({name: values.get(name, 0.0) for name in names})"
+    )
+    if all(kinds.keys() == everyone[0].keys() for kinds in everyone):
+        different = "kinds of values"
+        fix = "give each name a number, or a tensor of the same shape and dtype, on every core"
     raise OutOfSyncError(
-        "core.mean of a dict averages by name, and the cores have different names",
+        f"core.mean of a dict averages by name, and the cores have different {different}",
         found=different_names(named),
-        fix="use the same names on every core, for example with 0 for a name that a core lacks: "
-        "core.mean({name: values.get(name, 0.0) for name in names})",
+        fix=fix,
     )

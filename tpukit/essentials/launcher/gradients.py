@@ -39,7 +39,7 @@ class GradientAverage:
         self._anywhere: weakref.WeakKeyDictionary[object, dict] = weakref.WeakKeyDictionary()
 
     def forget(self) -> None:
-        """Forget which parameters had a gradient, because a run has raised an error."""
+        """Forget which parameters had a gradient, after a run that failed or was interrupted."""
         # Some cores may have recorded their flags before the error, and others not. On a TPU a core
         # with recorded flags would then skip a wait for the device, in which other cores are.
         self._anywhere.clear()

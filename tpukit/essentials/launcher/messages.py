@@ -117,9 +117,9 @@ class At(NamedTuple):
     Attributes:
         rank: the core.
         run: number of the run.
-        place: "running", "paused" at a boundary, or "prompt" while the core waits for a function.
-        passed: number of boundaries that the core has passed in this run. If `place` is "running",
-            the boundary that the core will pass next is included.
+        place: "running"; "paused" at a boundary; or "prompt": the core waits for the next run.
+        passed: number of boundaries that the core has passed in this run. If a running core has
+            arrived at a boundary, this boundary is included: the core may pass it at any time.
         is_clean: True if collectives can be reset after a core has left in the middle of one.
         numbers: checksum of the random state that the cores share; None if they share none.
     """

@@ -82,8 +82,8 @@ class RandomNumbers:
 
         Args:
             *words: any whole numbers.
-            own: True to mix in the rank, and to seed the device, too; False to seed only the
-                host's generators, the same on all cores.
+            own: True to seed the generators of host and device, differently on each core; False
+                to seed only the host's generators, with the same seed on all cores.
         """
         seed = self._core.internal.seed_of_launch
         self._shared = False
@@ -123,7 +123,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the state of the host's generators after the block, unless cores share them."""
+        """Restore the host's random state after the block, unless cores share a process."""
         shared = self._shared
         keeping = random_states_restored() if self._can_restore else contextlib.nullcontext()
         with keeping:

@@ -37,7 +37,7 @@ _LIBRARIES = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).paren
 
 
 class Circumstances(NamedTuple):
-    """The state of the kernel that the workers copy before a run.
+    """The part of the kernel's state that the workers copy before a run.
 
     Attributes:
         folder: the working directory.
@@ -256,7 +256,7 @@ class CallFile:
         self.close = weakref.finalize(self, os.close, self._fd)
 
     def write(self, call: SerializedCall, *, was_left: bool, seeds_again: bool) -> None:
-        """Write a call and its `Circumstances` into the file, while no worker reads the file."""
+        """Write a call and its `Circumstances` into the file; no worker may read it meanwhile."""
         circumstances = Circumstances(os.getcwd(), sys.path, call.sources, was_left, seeds_again)
         with open(self._fd, "wb", closefd=False) as file:
             file.seek(0)
@@ -267,8 +267,8 @@ class CallFile:
     def read(self) -> Iterator[object]:
         """Yield the `Circumstances`, then (function, arguments).
 
-        Apply the `Circumstances` before the second value is read: unpickling may need `sys.path`.
-        The values do not share memory with the file.
+        Apply the `Circumstances` before the second value is read, because unpickling the function
+        may need their `sys.path`. The values do not share memory with the file.
         """
         # Not with the file's position, which all workers share after the fork.
         with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as content:
@@ -277,7 +277,7 @@ class CallFile:
 
 
 class Surroundings:
-    """Detects changes that do not reach the workers: of modules and of environment variables."""
+    """Detects changed modules and environment variables; the workers still have the old ones."""
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
@@ -285,7 +285,7 @@ class Surroundings:
         self.changes()
 
     def changes(self) -> list[str]:
-        """Return a line about modules and one about variables that changed since the last call."""
+        """Return lines about modules and environment variables that changed since the last call."""
         lines = []
         modules = self._changed_modules()
         if modules:

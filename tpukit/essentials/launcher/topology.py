@@ -31,7 +31,7 @@ _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla 
 
 
 class RuntimeInUseError(TpukitError, RuntimeError):
-    """Forks of this process could not start the device's runtime.
+    """A fork of this process would not be able to start the device's runtime.
 
     The reason: this process is a worker, or has started or changed a runtime itself.
     """
@@ -46,9 +46,9 @@ def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -
         backend: name of the backend; None for the fastest device of the machine.
 
     Raises:
-        InvalidValueError: the machine does not support `cores` or `backend`, or a package that the
-            backend needs is not installed.
-        NotInstalledError: torch or the backend's subpackage is absent.
+        InvalidValueError: the machine does not support `cores` or `backend`; torch is too old; or
+            the backend's other package, such as torch_xla, is not installed.
+        NotInstalledError: torch, or tpukit's own subpackage for the backend, is not installed.
     """
     _check_backend(host, backend)
     if cores is not None:

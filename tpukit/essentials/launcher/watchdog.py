@@ -75,11 +75,11 @@ def refuse_seconds(name: str, value: object, *, fix: str) -> None:
 
 
 class Heartbeat(NamedTuple):
-    """The first report of a core's present state: its activity and its collective."""
+    """A core's last report, and the time of its last progress."""
 
     activity: int
     waiting: str | None  # a collective
-    since: float  # `time.monotonic()` when the kernel first read it
+    since: float  # `time.monotonic()` of the last progress
 
 
 class Stall(NamedTuple):
@@ -102,7 +102,7 @@ class Watchdog:
 
     Args:
         ranks: the cores.
-        limits: the seconds after which a run without progress hangs.
+        limits: the seconds without progress after which a run counts as hung.
         busy_seconds: returns the processor time so far of a rank's process, in seconds.
         timeout: seconds that the run may take; None for no limit.
         in_graph: True if cores may also wait for each other when they read a tensor. Heartbeats do
@@ -150,8 +150,8 @@ class Watchdog:
             rank: the core.
             activity: the core's `Activity.count`.
             waiting: the collective that the core is in; None for none.
-            waits_outside: True if the core waits until another process, of this run or of another
-                one, has compiled a program. This wait counts as progress.
+            waits_outside: True if the core waits while another process compiles a program, even a
+                process of another run. This wait counts as progress.
         """
         last = self._heartbeats.get(rank, self._silent)
         has_moved = (last.activity, last.waiting) != (activity, waiting)
@@ -167,7 +167,7 @@ class Watchdog:
 
         Args:
             returned: the cores that have returned.
-            sending: the cores of which only a part of a message has arrived. They send no heartbeat
+            sending: the cores whose last message has only arrived in part. They send no heartbeat
                 until the kernel has read the rest.
         """
         running = self._running(returned)

@@ -146,8 +146,8 @@ class WorkerPipes:
         heartbeat: seconds between two heartbeats.
         messages: file descriptor of the pipe for `Sender`.
         output: file descriptor of the pipe for standard output and error.
-        control: file descriptor of the pipe with the kernel's commands. The pipe ends with the
-            kernel.
+        control: file descriptor of the pipe with the kernel's commands. The pipe closes when the
+            kernel ends.
         inherited: file descriptors of the kernel's ends of all pipes. The fork has copied them, and
             the worker closes its copies.
     """
@@ -175,8 +175,8 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
 
     Args:
         task: the work.
-        start: a function that starts the device. Its argument is a function of a `Backend`, which
-            `start` calls once per core.
+        start: a function that starts the device. It takes another function, and calls that function
+            once per core, with a `Backend`.
         pipes: the connections with the kernel.
         world: the planned number of cores and hosts.
     """

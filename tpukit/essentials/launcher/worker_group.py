@@ -74,7 +74,7 @@ class WorkerGroup:
         began: `time.monotonic()` of the fork; in a session, of the start of the run.
         core_0_may_save: whether core 0 has called `fit` in this run, so it may save on SIGTERM.
         run: number of the run; a launch has only run 0.
-        places: the positions of a session's cores in this run, by rank.
+        places: the last reported progress of each core in this run of a session, by rank.
         ended: `time.monotonic()` of the last result; 0 before, and after an interrupt in a session.
     """
 
@@ -376,7 +376,7 @@ class WorkerGroup:
         return rank in self.places and self.places[rank].place == place
 
     def send(self, command: bytes, number: int = 0, ranks: Iterable[int] | None = None) -> None:
-        """Send a command of `worker` to the processes of these cores; None for all."""
+        """Send a command, such as `worker.RUN`, to the processes of these ranks; None for all."""
         processes = self.workers
         if ranks is not None:
             # Each once, because cores of a v2 or v3 share a process.

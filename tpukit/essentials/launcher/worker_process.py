@@ -28,8 +28,8 @@ class WorkerProcess:
         task: the work.
         heartbeat, folder: as in `WorkerPipes`.
         meeting_point: the runtime's object through which the processes find each other.
-        inherited: the kernel's ends of the pipes of earlier workers. The fork copies them, and the
-            new worker closes its copies.
+        inherited: file descriptors of this process's ends of the pipes to earlier workers. The fork
+            copies them, and the new worker closes its copies.
 
     Attributes:
         started: ranks of its cores whose devices have started, as the cores report them. The order

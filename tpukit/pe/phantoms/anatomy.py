@@ -116,7 +116,7 @@ _MOVED = ("aorta", "cava", "azygos")  # vessels whose place varies from patient 
 
 @dataclass(frozen=True)
 class Findings:
-    """The report of an exam, which determines its labels and its images."""
+    """The findings of an exam. They determine its labels and the images that are drawn."""
 
     left: bool = False
     right: bool = False
@@ -269,7 +269,7 @@ class Patient:
     rib_phase: float = 0.0
 
     def measure(self, name: str, z: float) -> float:
-        """Return a measure of OUTLINES in mm at z, scaled to this patient."""
+        """Return a measure of `OUTLINES` at the height z, scaled to this patient; both in mm."""
         value = float(np.interp(z / HEIGHT, LEVELS, OUTLINES[name]))
         return value * self.outline.get(name, 1.0)
 

@@ -84,10 +84,10 @@ def phantom(
             uncompressed.
         masks: True to also write the pixels of each embolus, for `embolus_masks`, as
             `<folder>/masks/<study>/<series>/<image>.png`. The images do not change.
-        short: True for emboli of the length of many real emboli: 2 to 6 mm from head to feet, and
-            at least 2.2 times the distance between slices. In an exam of 150 slices, each embolus
-            is on two to four slices. False for longer emboli: an exam then has
-            them on about a third of its slices or more.
+        short: True for emboli as short as many real ones: 2 to 6 mm from head to feet, or 2.2 times
+            the distance between slices if that is more. In an exam of 150 slices, each embolus is
+            on two to four slices. False for longer emboli: an exam then has them on about a third
+            of its slices or more.
         workers: the number of processes that draw; None for one per CPU.
         progress: as for `tpukit.pack`.
 

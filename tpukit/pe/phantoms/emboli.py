@@ -18,7 +18,7 @@ def embolus_places(folder, table):
 
     Returns:
         (N, 2) float array of x and y, as shares of the slice's width and height from its upper left
-        corner. They are nan if a slice has no embolus, or is not of a phantom of the folder.
+        corner. They are nan if a slice has no embolus, or belongs to no phantom in the folder.
     """
     import numpy as np
 

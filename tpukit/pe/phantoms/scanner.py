@@ -82,7 +82,7 @@ class Canvas:
     Later paint covers earlier paint. Edges are blurred over one pixel.
 
     Attributes:
-        patient, z, size: the slice at z, (size, size) pixels.
+        patient, z, size: the patient, the height of the slice in mm, and its pixels per side.
         pixel: mm per pixel.
         level: z as a share of HEIGHT.
         x, y: (size, size) mm, the position of each pixel in the patient. The patient is turned,
