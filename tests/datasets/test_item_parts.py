@@ -237,7 +237,7 @@ UNCLEAR = {
 @pytest.mark.parametrize("what", UNCLEAR)
 def test_an_image_whose_black_and_white_nobody_knows_needs_a_window(what, tmp_path):
     with pytest.raises(
-        ValueError, match=r"(?s)item 0 is not .*found: .*fix: .*window=\(low, high\)"
+        ValueError, match=r"(?s)cannot read item 0 as .*found: .*fix: .*window=\(low, high\)"
     ):
         pack([(UNCLEAR[what], 0)], tmp_path / "out", **QUIET)
     assert (
