@@ -585,7 +585,7 @@ def test_the_fixes_work_for_files_of_other_modes():
 
     Path("colours/a").mkdir(parents=True)
     Path("colours/a/x.png").write_bytes(png_of(4, 4, bits=16, kind=2, rows=bytes(25 * 4)))
-    with fixes("image_modes: window= is for one channel of 16 bits, and this {} has {}"):
+    with fixes("image_modes: window= is for one channel of 16 bits, and this {} has {} channels"):
         quietly("colours", options=PackOptions(window=(0, 4095)))
     quietly([(np.zeros((4, 4, 3), np.uint16), 0)], "arrays", options=PackOptions(window=(0, 4095)))
     quietly("colours")

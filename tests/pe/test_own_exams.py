@@ -141,12 +141,18 @@ def test_labels_of_images_become_labels_of_their_exams(folder, key):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.rename(columns={"exam": "id"}), "needs a column exam or a column image"),
+        (
+            lambda t: t.rename(columns={"exam": "id"}),
+            "needs either a column 'exam' or a column 'image'",
+        ),
         (lambda t: t[["exam"]], "and a column per label"),
         (lambda t: t.assign(embolus=["yes", "no"] * 2), "neither 0 nor 1"),
         (lambda t: t.assign(embolus=["0", "1"] * 2), "neither 0 nor 1\\n  found: '0'"),
         (lambda t: t.assign(embolus=[0, 1, None, 1]), "embolus is missing in 1 rows"),
-        (lambda t: pd.concat([t, t[:1]]), "1 rows of the table name an exam that an earlier row"),
+        (
+            lambda t: pd.concat([t, t[:1]]),
+            "1 rows of the table have the same exam as an earlier row",
+        ),
     ],
 )
 def test_a_table_that_is_no_table_of_labels_is_refused(folder, change, words):

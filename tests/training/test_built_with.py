@@ -124,7 +124,7 @@ SHORT = {
 
 @pytest.mark.parametrize("kind", SHORT)
 def test_a_scheduler_that_ends_before_the_run_is_refused_before_the_first_step(kind, tmp_path):
-    with pytest.raises(WorkerError, match="ends after 2 steps, and this run steps it") as refused:
+    with pytest.raises(WorkerError, match="ends after 2 steps, but the run needs") as refused:
         run(tmp_path, 9, SHORT[kind], 2, steps=1)
     assert not list(tmp_path.glob("step-*"))
     needed = int(re.search(r"total_steps=(\d+), or", str(refused.value))[1])

@@ -103,7 +103,7 @@ def adam_numbers(optimizer, group: dict, step: float):
     """Return the numbers that `step_of_adam` sends to the device in a step, (7,) float32.
 
     The result is None if the optimizer is not an Adam, or if one of its settings is not a number.
-    Settings for which PyTorch's own step runs, such as `amsgrad`, are not checked.
+    With `amsgrad`, `step_of_adam` sends none of these numbers, but the result is not None.
 
     Args:
         optimizer: any optimizer.

@@ -72,8 +72,9 @@ class CompileCache:
 
     Attributes:
         folders: programs are written to the first folder, and read from all folders.
-        library: the C library; None if the backend has its own cache, as TorchTPU has.
-        page: the address of the shared memory.
+        library: tpukit's C library, which stores and loads the programs; None if the backend has
+            its own cache, as TorchTPU has.
+        page: the address of the `_Page` in which all processes count their programs.
     """
 
     folders: tuple[Path, ...]
@@ -81,7 +82,7 @@ class CompileCache:
     page: int = 0
 
     def enter(self) -> Done:
-        """Make torch_xla load the C library, which loads libtpu; return this process's `Done`.
+        """Make torch_xla load `library`, which itself loads libtpu; return the process's `Done`.
 
         Call this method in a worker, before the XLA client of the worker starts.
         """

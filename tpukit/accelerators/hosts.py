@@ -14,7 +14,7 @@ def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object)
     hosts. tpukit does not report a core as stalled while the core waits for another host.
 
     Args:
-        hosts: the number of this host, the number of hosts, and the address at which they connect.
+        hosts: the index of this host, how many hosts there are, and the address of the first host.
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
         **options: options of `launch`, except `shard` and `device`, which are not supported.

@@ -26,7 +26,7 @@ class Programs:
         device: the XLA device of this core.
 
     Attributes:
-        seed_id: torch_xla's id of a program's input that is the seed of random numbers.
+        seed_id: the id by which torch_xla marks the random seed among a program's inputs.
     """
 
     def __init__(self, device):

@@ -91,7 +91,7 @@ class ShardedTpu(Tpu):
                 raise InvalidTypeError(
                     'shard="fsdp" shards a plain module, and this one is sharded already',
                     found=f"{type(module).__name__} holds a {type(part).__name__}",
-                    fix="pass the module without the wrapper to core.model",
+                    fix=f"pass a module without {type(part).__name__}: core.model(module)",
                 )
         # By id, because tied weights have two names for one tensor.
         named = {}

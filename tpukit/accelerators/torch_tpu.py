@@ -232,7 +232,7 @@ class TorchTpuRuntime(CpuRuntime):
 
 
 class TorchTpuCpuRuntime(CpuRuntime):
-    """Starts a dry run of TorchTPU: CPU processes with the same environment, connected by gloo."""
+    """Starts a dry run of TorchTPU: CPU processes with a TPU's environment, connected by gloo."""
 
     name = "torch_tpu:cpu"
     dry_run_of = "torch_tpu"
@@ -244,7 +244,7 @@ class TorchTpuCpuRuntime(CpuRuntime):
 
 
 def load_torch_tpu() -> None:
-    """Load torch_tpu; tpukit has switched off its automatic loading by `import torch`.
+    """Load torch_tpu. tpukit has prevented `import torch` from loading it.
 
     Raises:
         TpukitRuntimeError: torch_tpu finds no chip, or lacks a part that tpukit uses.
@@ -266,8 +266,8 @@ def load_torch_tpu() -> None:
         raise TpukitRuntimeError(
             "TorchTPU finds no chip that it can open",
             found=(
-                f"torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks "
-                "for chips from v4 on, and their nodes in /dev/vfio"
+                f"torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; "
+                "TorchTPU supports chips from v4 on, and opens their nodes in /dev/vfio"
             ),
             fix=(
                 "call tpukit.check(), which names chips without a node; if you use a container, "

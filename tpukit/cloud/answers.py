@@ -26,7 +26,7 @@ class CloudError(TpukitError, RuntimeError):
 
     Attributes:
         status: the HTTP status of the answer; 401 if no valid credential was found; None if there
-            was no answer, or none with a known meaning.
+            was no answer, or if the answer has no status.
         may_pass: True if the same request may succeed later.
         answered: False if it is not known whether the service has done the request.
     """

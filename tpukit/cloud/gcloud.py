@@ -95,7 +95,8 @@ class GcloudTarget:
     def cancel(self, handle: dict) -> None:
         """Delete the request if it is still queued.
 
-        A running VM finds the file `cancel` in the job's folder, ends the job and deletes itself.
+        `Job.cancel` has written the file `cancel` into the job's folder. If the VM is running, it
+        finds this file, ends the job and deletes itself.
         """
         if self.state(handle).word == "queued":
             self.clean_up(handle)

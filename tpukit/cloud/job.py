@@ -526,7 +526,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
         name: the name of the job.
         bucket: the argument `bucket` of `submit`.
         to: a `Target` for requests to the platform, such as a `VertexTarget` with credentials; None
-            for the target of the job. The folder is read with the credentials of this machine.
+            for the job's target. The bucket is always read with the credentials of this machine.
 
     Raises:
         PathNotFoundError: the job does not exist; the message lists all jobs of the bucket.

@@ -58,8 +58,8 @@ def named_files(
 ) -> dict[str, Path]:
     """Return the paths of the files to send, by their paths relative to the notebook's folder.
 
-    In a listed folder, hidden files, files with keys, and links out of this folder are an error.
-    Such a file is sent if the user has listed the file itself.
+    It is an error if a listed folder contains a hidden file, a file that looks like a key, or a
+    link out of this folder. Such a file is sent only if the user has listed the file itself.
 
     Args:
         folder: the notebook's folder.

@@ -161,7 +161,7 @@ class PathFolder:
         return sorted(path.name for path in self._path.iterdir() if path.is_dir())
 
     def below(self, name: str) -> "PathFolder":
-        """Return the folder `name` in this one; it need not exist."""
+        """Return a subfolder by its name. The subfolder need not exist."""
         return PathFolder(self._path / name)
 
     def _place(self, name: str) -> Path:

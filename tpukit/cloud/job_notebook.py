@@ -42,10 +42,10 @@ class JobNotebook:
         numbers: for each sent cell, its number among all cells of the file, from 1.
         parameters_cell: the index of the cell with the tag "parameters" among the sent cells; -1 if
             there is none.
-        defaults: for each name that the parameters cell assigns, the assigned expression; None
-            for the names in `a, b = 1, 2`.
-        script: the path of a script without cells, which must be sent with the notebook that runs
-            it; None if there is none.
+        defaults: for each name that the parameters cell assigns, the assigned expression. It is
+            None for a name in a tuple, as in `a, b = 1, 2`.
+        script: for a .py file without cells, its path. The file must be sent, too, because
+            `content` only runs it. None for a file with cells.
     """
 
     content: bytes
@@ -128,7 +128,8 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
         raise InvalidValueError(
             f"no such parameter: {', '.join(map(str, unknown))}",
             found=f"the notebook has {known or 'none in its cell of parameters'}",
-            fix="use one of these names, or assign the new name in that cell",
+            fix="use one of these names, or assign the new name in the notebook's cell of "
+            "parameters",
         )
     for name, value in parameters.items():
         _check_value(name, value)

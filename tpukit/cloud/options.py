@@ -134,7 +134,7 @@ def _check_reservation(plan: JobPlan) -> None:
         raise InvalidValueError(
             f"reservation={reservation!r} is not supported by the target gcloud",
             found="only `gcloud alpha` selects a reservation of TPUs by its name",
-            fix='use any reservation of the zone that fits: options=JobOptions(reservation="any")',
+            fix='use any matching reservation in the zone: options=JobOptions(reservation="any")',
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
         raise InvalidValueError(

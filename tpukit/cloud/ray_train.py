@@ -58,10 +58,11 @@ def launch_on_hosts(
     """Run `fn(core, *args)` on every core of several hosts as a single run, and return all results.
 
     Call it on a machine of a Ray cluster. `core.rank` and `core.world_size` count the cores of all
-    hosts. On each host, the function runs in a temporary folder. Pass `fit(checkpoints=...)` a path
-    relative to this folder: the checkpoints are copied to `storage` within seconds. Other files of
-    this folder are deleted at the end. If a host is lost, all hosts start again from the last
-    checkpoint. A later call with the same storage and name continues from it, too.
+    hosts. On each host, the function runs in a temporary folder. If the path in
+    `fit(checkpoints=...)` is relative to this folder, tpukit copies the checkpoints to `storage`
+    within seconds. Other files of the folder are deleted at the end. If a host is lost, all hosts
+    start again from the last checkpoint. A later call with the same storage and name continues
+    from it, too.
 
     Args:
         fn: the worker function, as for `launch`.
@@ -204,7 +205,7 @@ def _scaling(
         raise InvalidValueError(
             f"accelerator={accelerator!r} is the name of a slice, and topology= is missing",
             fix=f'add the topology: topology="4x4", accelerator="{accelerator}"; '
-            "without a slice, leave accelerator= out: hosts=2",
+            "if the hosts are not a slice, replace accelerator= by their number: hosts=2",
         )
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
         raise InvalidValueError(

@@ -141,9 +141,9 @@ def local_health(
 def device_nodes(host: MachineInfo, machine: Machine = THIS_MACHINE) -> Finding | None:
     """Return a finding about the device nodes of the chips; None if the machine has no chip.
 
-    The node of a v5e or later is that of its IOMMU group, /dev/vfio/<group>. So a container may
-    have all chips on the PCI bus but only some of their nodes. The node of a v4 or earlier is
-    /dev/accel<N>. No node is opened.
+    A container may have all chips on the PCI bus but only some of their nodes. The node of a v5e or
+    later is /dev/vfio/<number of its IOMMU group>; of a v4 or earlier, /dev/accel<N>. No node is
+    opened.
     """
     chips, _ = find_chips(machine.pci)
     if not chips:

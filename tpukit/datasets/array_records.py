@@ -50,8 +50,8 @@ def load_array_record():
         raise NotInstalledError(
             "a pack is made of array_record files, and array_record is not installed",
             found=error,
-            fix="%pip install array_record, then run this cell again; array_record does not "
-            "support Windows",
+            fix="%pip install array_record, then run this cell again; on Windows use WSL, because "
+            "array_record does not support Windows",
         ) from error
     return array_record_module
 

@@ -196,9 +196,9 @@ def _decode_any(data: bytes, form: PixelForm):
             is_opened = True
             _check_pixels(*file.size)
             if file.format == "GIF" and not _has_gif_blocks(data):
-                raise _not_whole("a block of the GIF is damaged, or its end is missing", data)
+                raise _not_whole("the end of the GIF is missing, or a block is damaged", data)
             if file.format == "PNG" and not _has_png_checksums(data):
-                raise _not_whole("a checksum of the PNG is wrong, or its end is missing", data)
+                raise _not_whole("the end of the PNG is missing, or a checksum is wrong", data)
             return to_form(file, form)
     except (TpukitError, _NotWholeError):
         raise

@@ -88,7 +88,8 @@ def _read(file) -> bytes:
     if not can_seek or isinstance(file, io.TextIOBase):
         raise InvalidTypeError(
             f"a {type(file).__name__} cannot be rewound, or is opened as text",
-            fix='pass its bytes: image.read(); for a file opened as text, open(path, "rb").read()',
+            fix="pass its bytes, before other code reads it: image.read(); "
+            'for a file opened as text: open(path, "rb").read()',
         )
     file.seek(0)  # other code, such as PIL.Image.open, may have moved the position
     return file.read()

@@ -57,12 +57,13 @@ def cached_images(
     progress: str | None = None,
     exact: bool = True,
 ) -> CachedImages | PackedImages:
-    """Open or build a cache of decoded images if memory and disk can hold it; print the choice.
+    """Open or build a cache of decoded images, if memory and disk can hold it.
 
     To read an image from a cache is thirty times as fast as to decode it, so a cache saves time
     from the second epoch on. A cache takes height * width * channels bytes per image. If memory or
-    disk is too small, the images are decoded in every epoch. The same pack gives a cache with the
-    same bytes. If a call is interrupted, even by a reboot, repeat it to continue.
+    disk is too small, the images are decoded in every epoch, and a printed line says why. The same
+    pack gives a cache with the same bytes. If a call is interrupted, even by a reboot, repeat it to
+    continue.
 
     Args:
         packed: the result of `pack`.

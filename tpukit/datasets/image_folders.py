@@ -40,8 +40,8 @@ class FoundFiles:
         group_names: the name of each group, in the order of the numbers.
         mask_names: the paths of the masks; or [].
         images, masks: the contents of a table's cells; [] if the cells are paths.
-        left_out: for each ending, the number of a folder's files that are not images of a class.
-            Files directly in the folder are counted as ".png beside the classes".
+        left_out: {ending: number of files}, for a folder's files that are no images or have no
+            class. Files directly in the folder are counted as ".png beside the classes".
     """
 
     names: list[str]

@@ -59,7 +59,7 @@ def to_form(image, form: PixelForm = _DEFAULT):
         A Pillow image of mode RGB or L; for the mode "I;16", one of mode F (floats).
 
     Raises:
-        ValueError: `form` has no window, and the image has more than 16 bits or floats; `form` has
+        ValueError: `form` has no window, and the image has floats or more than 16 bits; `form` has
             a window, and the image has several channels of 16 bits; the mode is "I;16", and the
             image is not one channel of whole numbers from 0 to 65,535; or Pillow cannot convert
             the image.
@@ -75,7 +75,8 @@ def to_form(image, form: PixelForm = _DEFAULT):
     if window is not None and not is_numeric and has_16_bits:
         channels = len(image.getbands())
         raise InvalidValueError(
-            f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
+            f"window= is for one channel of 16 bits, and this {image.format} has {channels} "
+            "channels",
             found="Pillow opens such images with 8 bits",
             fix="leave window= out; or pack items whose images are uint16 arrays: "
             "(tifffile.imread(file), label)",
@@ -256,7 +257,7 @@ def brightest(image) -> int:
     """Return the largest value of an image of more than 8 bits; 0 for 8 bits or floats.
 
     The alpha channel of a file does not count. Of several channels of 16 bits, Pillow reads only
-    the upper 8 bits, so the result is up to 255 too high.
+    the upper 8 bits. The result then has ones as its lower 8 bits, so it is up to 255 too high.
 
     Args:
         image: a Pillow image, an array, a tensor, or the bytes of a file.

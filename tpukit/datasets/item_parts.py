@@ -140,8 +140,8 @@ def _split_tuple(item) -> _Parts:
     if item is None:
         raise InvalidTypeError(
             "None, which some datasets return for a damaged image",
-            fix="raise an error in __getitem__ instead; then, to leave such items out and list "
-            'them: pack(..., damaged="skip")',
+            fix="raise an error in __getitem__ instead of returning None, and skip such items: "
+            'pack(..., damaged="skip")',
         )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")

@@ -56,7 +56,7 @@ def restore(state: dict) -> None:
 
 
 def refuse_own_plugins(files: Iterable[str]) -> None:
-    """Raise ValueError if only a plugin defined in the notebook opens files with such an ending."""
+    """Raise ValueError if a file has the ending of a plugin that only the notebook defines."""
     from PIL import Image
 
     own = _own_plugins()

@@ -166,8 +166,8 @@ def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:
     """Raise ValueError if two classes of a folder or of a column look the same.
 
     Args:
-        found: the names.
-        all_of_them: code that gives all names, for the fix.
+        found: the names of the classes.
+        all_of_them: the list of these names as Python code, for the fix.
     """
     seen = {}
     for name in found:
@@ -186,8 +186,8 @@ def refuse_similar_classes(found: Sequence[str], all_of_them: str) -> None:
 def check_classes(classes: Sequence[str], *, are_texts: bool = False) -> None:
     """Raise ValueError if classes= names a class twice.
 
-    Names that only look the same, such as "a" and "A", are two classes, because the user wrote
-    these names. If all names are numbers, "1" and "01" are one class; with `are_texts`, two.
+    Names that differ only in upper and lower case, such as "a" and "A", are two classes. If all
+    names are numbers, "1" and "01" are one class; with `are_texts`, two.
     """
     are_numbers = not are_texts and all(map(_reads_as_number, classes))
     first = {}
@@ -237,13 +237,13 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         column: a column of a table; a categorical column has its own classes and their order.
         name: the name of the column, for messages.
         classes: the classes in the order of their numbers; None for the words of the column,
-            sorted. If all classes are numbers, a number in the column is the name of a class.
-            Otherwise, if the column has no words, a number is the position of a class, from 0.
+            sorted. If all classes are numbers, a number in the column is the name of a class. If
+            not, and the column has only numbers, they are the positions of the classes, from 0.
             True, False and intervals are compared as text, such as "True".
 
     Returns:
-        The class numbers, (N,) float32, and the classes. None if `classes` is None, and the column
-        is not categorical and has no words. Here text such as "7" is a number, not a word.
+        The class numbers, (N,) float32, and the classes. None for a column of numbers without
+        `classes`, if it is not categorical. Text such as "7" counts as a number here.
 
     Raises:
         ValueError: a value is missing or is not one of the classes, or only some values are words.

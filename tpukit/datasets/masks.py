@@ -230,7 +230,7 @@ def read_mask(mask):
         raise InvalidValueError(
             "a mask holds class numbers, whole and from 0 to 255, but this one holds "
             f"{first} ({mask.dtype})",
-            fix="collect the values of all masks in a sorted list, values, and number them: "
+            fix="make `values`, the sorted list of the values in all your masks, and pass "
             "numpy.searchsorted(values, mask);\n"
             "or, if negative values mark pixels that do not count, pass ignore_index=255 to the "
             "loss, and replace them: numpy.where(mask < 0, 255, mask)",

@@ -44,7 +44,8 @@ class PackPlan:
         labels: the names of the labels.
         groups: the number of groups; None without groups.
         masks: True if each image has a mask.
-        left_out: for each ending, the number of a folder's files that are not images of a class.
+        left_out: {ending: number of files}, for a folder's files that are no images or have no
+            class.
         looked_at: the number of images that `plan_pack` has tried to decode.
         formats: the number of decoded images of each file format and mode, such as "JPEG RGB".
         smallest: (H, W) of the image with the fewest pixels; None if none could be decoded.

@@ -445,7 +445,7 @@ def prepare(
 
 
 def decode_as_packed(data: bytes, size, form: PixelForm):
-    """Decode the bytes of a file; ValueError also for a file of 8 bits if the form has a window."""
+    """Decode a file's bytes; raise ValueError for a file of 8 bits if the form has a window."""
     image = decode(data, size, form=form)
     if form.window is not None:
         refuse_window(parts_of(data)[0] if is_masked(data) else data)

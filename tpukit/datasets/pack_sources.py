@@ -46,8 +46,8 @@ def _in_memory() -> dict:
 class EncodedSource(Protocol):
     """A source with its own code to find and encode images, such as the slices of CT series.
 
-    The images are packed in the order of their rows. A later call compares the source files by
-    names and sizes only.
+    The images are packed in the order of their rows. A later call for the same pack compares only
+    the names and sizes of the source files with those of the first call.
 
     Attributes:
         count: the largest possible number of images.
@@ -59,7 +59,7 @@ class EncodedSource(Protocol):
     reader: type
 
     def find(self, work: Path) -> "PackSource":
-        """Return the complete source. This may take long, so it happens when the pack begins.
+        """Find the images for a pack that is not finished; return the source with them.
 
         Args:
             work: the folder `unfinished`, for files that the reader needs.
@@ -72,7 +72,7 @@ class EncodedSource(Protocol):
         """Return the number of bytes of some encoded images."""
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, str, dict]]:
-        """Yield arguments that make a smaller pack, the largest pack first.
+        """Yield arguments that make a smaller pack, in descending order of the pack's size.
 
         Each is (the argument's name, the code that passes it, the changed entries of the plan).
         """
@@ -95,14 +95,14 @@ class PackSource:
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
         table: the number of a table's rows and the digest of its index; None for another source.
-        encoded: the `EncodedSource`, whose `find` returns this source with rows and names. None for
-            files and items.
-        left_out: as of `FoundFiles`; {} for another source than a folder.
+        encoded: an `EncodedSource`, whose `find` returns a `PackSource` with the missing `rows` and
+            `names`. None for files and items.
+        left_out: as in `FoundFiles`; {} for another source than a folder.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        arguments: for a folder or a CSV file, the result of `arguments_of`. A later call compares
-            it if the source no longer exists. For other sources, which cannot be compared, a dict
-            that differs from every result of `arguments_of`.
+        arguments: for a folder or a CSV file, the result of `arguments_of`. If the folder or file
+            is gone, a later `pack` compares its own arguments with it. For other sources, which
+            cannot be compared, a dict that differs from every result of `arguments_of`.
     """
 
     facts: dict

@@ -43,7 +43,7 @@ def _separator(source) -> str:
 
 
 def refuse_other_file(source: str) -> None:
-    """Raise ValueError if `source` is a file; call this only for other files than CSV and TSV."""
+    """Raise ValueError if `source` is a file. The caller has handled CSV and TSV files before."""
     if not os.path.isfile(source):
         return
     fix = "pass the folder of the file; or, for an archive, unpack it first: unzip, tar -xf"
@@ -148,7 +148,7 @@ def read_columns(
     classes,
     root: str = "",
 ) -> FoundFiles:
-    """Read the columns of a DataFrame that the arguments of `pack` name.
+    """Read from a DataFrame the columns that are given as arguments of `pack`.
 
     If there is a single label, its values may be words, or positions in `classes`.
 

@@ -56,10 +56,10 @@ class PackedImages(StoredImages):
         exact: True for exactly the pixels of Pillow; see `decode`.
 
     Attributes:
-        names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows`
+        names, labels, has_masks, groups, group_names, classes, rows: see `StoredImages`. `rows`
             has no entry for a damaged image that was left out.
         encoding: "jpeg" for encoded images of any format, "uint8" for pixels.
-        index: (N,) of `row_type`, as in the file index.npy.
+        index: the array in the file index.npy, (N,) with the fields of `row_type`.
         skipped: a list with a dict of "row", "name" and "why" for each image that was left out.
         digest: the digest of the manifest. Only packs of equal contents have the same digest.
 

@@ -149,9 +149,9 @@ def pack(
             images, or the images, as in a parquet file of the Hugging Face hub.
             Items are `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts, in a
             map-style dataset, such as torchvision's and Hugging Face's, or in another iterable.
-            In items, an image is of one of two kinds. The bytes of an image file, an open file, or
-            a uint8 array (N,) or (N, 1) of bytes is stored unchanged. A Pillow image of any mode,
-            an array (H, W, C) or a tensor (C, H, W) is stored as pixels; arrays and tensors have 1
+            The image of an item is an encoded file or pixels. Pass a file, which is stored as it
+            is, as bytes, as an open file, or as a uint8 array (N,) or (N, 1). Pixels are a Pillow
+            image of any mode, an array (H, W, C) or a tensor (C, H, W). Arrays and tensors have 1
             or 3 channels of uint8, bool, uint16 or floats in [0, 1]. Labels are one number or
             several.
             The process that calls `pack` reads a map-style dataset itself, in the random order of
@@ -164,9 +164,9 @@ def pack(
             that are dicts, the keys of labels; None for the first of label, labels, fine_label,
             target and targets that exists, [] for no labels. For items that are tuples, a name for
             each label. Labels are stored as float32, which rounds fractions. These labels are
-            errors: an integer beyond 2**24, a whole number among floats that float32 would round,
-            and a number too large or too small for float32. A single column of words becomes
-            classes.
+            errors: an integer beyond 2**24, a whole number in a column of floats if float32 would
+            round the number, and a number too large or too small for float32. A single column of
+            words becomes classes.
         groups: for a table, the column with the group of each image, such as its patient. For
             TFRecord files, the name of a feature. For other items, one value per item.
             `PackedImages.split` puts all images of a group into the same part. None for no groups.
@@ -181,13 +181,13 @@ def pack(
         root: the folder at which relative paths in a table begin; None for the current folder, or
             the folder of the CSV file.
         masks: the column of a table, or the key in dicts, of each image's mask: a file or image of
-            one channel and the same height and width. The value of each pixel is its class, 0 to
+            one channel, as high and wide as the image. The value of each pixel is its class, 0 to
             255; in an image with a palette, the class is the index in the palette. In batches masks
             are the targets, (N, H, W) int64; with labels, {"labels": ..., "masks": ...}.
         size: None stores the files unchanged. A number, or (height, width), stores pixels of that
-            height and width, resized as by `decode(..., exact=True)`; `PackOptions(resize=)`
-            decides about other aspect ratios. Pixels take more disk than files (49,152 bytes per
-            image at 128 pixels) and are many times as fast to read.
+            height and width, resized as by `decode(..., exact=True)`. For images of another
+            aspect ratio, see `PackOptions(resize=)`. Pixels take more disk than files (49,152 bytes
+            per image at 128 pixels) and are many times as fast to read.
         damaged: "raise" for an OSError at the first damaged image; "skip" to leave out damaged
             images, up to a tenth of all; or the share that may be left out, such as 0.5. If a
             finished pack has left out more, the call raises ValueError. `pack` prints their number
@@ -197,8 +197,8 @@ def pack(
         options: rare options, `PackOptions(image, window, mode, resize, seed, ...)`.
 
     Returns:
-        The finished `PackedImages`. `pack` prints a summary: the number of images of each class, of
-        files that were left out, of copies of images, and of copies with different labels. It also
+        The finished `PackedImages`. `pack` prints how many images each class has, how many files it
+        left out, how many images are copies, and how many copies have different labels. It also
         prints signs of mistakes, such as images of 16 bits that are nearly black.
 
     Raises:
@@ -408,11 +408,12 @@ def _report_skipped(packed: PackedImages, share: float) -> None:
     total = count + len(packed)
     left_out = f"{count:,} of {total:,} images were left out"
     if count / total > share:
+        needed = math.ceil(100 * count / total) / 100
         raise InvalidValueError(
             f"{left_out} of this pack as damaged",
             found=_reasons(packed.skipped),
-            fix="copy the images again, and pack into a new folder; or, to use the pack without "
-            f"them: damaged={math.ceil(100 * count / total) / 100}",
+            fix="copy the images again, and pack into a new folder; "
+            f"or let `pack` accept this share of damaged images: damaged={needed}",
         )
     print(f"pack: {left_out}: {_reasons(packed.skipped)}; PackedImages.skipped lists them")
 

@@ -50,15 +50,15 @@ class CachedImages(StoredImages):
         folder: the folder that `cached_images` wrote.
         verify: True to compare every block of images with its checksum, on all CPUs. One CPU checks
             4.5 GB/s, so a cache of 88 GB in memory takes 20 s of one CPU. From a disk, the check
-            takes the time to read the file, and then the images are in memory. False to skip only
-            these checksums.
+            takes the time to read the file, and then the images are in memory. False to skip this
+            comparison; missing or truncated files are still found.
 
     Attributes:
         images: (N, H, W, C) uint8, read-only, the mapped file.
         shape: (H, W, C); C is 3, 4 with masks, 1 for mode "L", and 2 for "I;16".
         in_memory: True if the check of the images has read all of them and memory is large enough
             to keep them, so that `read_ahead` is not necessary.
-        names, labels, groups, group_names, classes, rows: as of `PackedImages`.
+        names, labels, groups, group_names, classes, rows: as in `PackedImages`.
 
     Raises:
         FileNotFoundError: there is no finished cache in the folder.
@@ -168,7 +168,7 @@ class Layout:
 
     @functools.cached_property
     def header(self) -> bytes:
-        """The header of the .npy file, which the first image follows."""
+        """The header of the .npy file; the first image comes directly after it."""
         from numpy.lib import format as npy
 
         written = io.BytesIO()

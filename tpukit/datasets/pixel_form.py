@@ -104,7 +104,7 @@ def size_in_plan(size) -> int | list[int] | None:
 
 
 def size_in_words(size) -> str:
-    """Return a size for texts: "128", or "64 x 128" of height and width."""
+    """Return a size as text: "128" for a square, else "64 x 128" for height x width."""
     height, width = image_size(size)
     return str(height) if height == width else f"{height} x {width}"
 
@@ -143,7 +143,7 @@ def resized(image, size: tuple[int, int], resize: str, *, nearest: bool = False)
 def as_pixels(image):
     """Return a Pillow image as (H, W, C) uint8: C is 3 for RGB, 1 for L, and 2 for F.
 
-    Mode F has values of 16 bits, which become their low and high bytes.
+    Each value of mode F is rounded to 16 bits; its low and its high byte are the two channels.
     """
     import numpy
 

@@ -22,7 +22,7 @@ class PackedRows:
 
     Attributes:
         count: the number of rows, including the rows of images that were left out.
-        index: a digest of the table's index; "" for 0, 1, 2, ...
+        index: a digest of the table's index; "" without a table, or for the index 0, 1, 2, ...
     """
 
     count: int

@@ -89,12 +89,12 @@ class Names:
 
 
 def printable(text: str) -> str:
-    """Escape the bytes of a text that are not UTF-8, such as a file name's, for `print`."""
+    """Return a file name or other text in which bytes that are not UTF-8 are escaped."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
-    """Return number, size, time and path of at most 20,000 files, evenly spread.
+    """Return size, time and path of every file, or of at most 20,000 at equal intervals.
 
     Args:
         names: the paths of the images, relative to the root.

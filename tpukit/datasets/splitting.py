@@ -26,8 +26,8 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
 
     Raises:
         ValueError: `valid` is out of range; there is only one group; or `stratify` does not have N
-            rows, has missing words, has several columns with other numbers than 0 and 1, or, if
-            images share groups, has too many classes.
+            rows, has words for some images only, has several columns with other numbers than 0 and
+            1, or, if images share groups, has too many classes.
     """
     import numpy
 

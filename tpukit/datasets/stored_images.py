@@ -43,8 +43,8 @@ class StoredImages(Dataset):
         groups: (N,) int32, the number of each image's group. Without groups=, an image and its
             copies are a group.
         group_names: the name of each group number; empty without groups=.
-        classes: the names of the class numbers: sub-folders, words, or the classes of a dataset;
-            empty without classes.
+        classes: the name of each class number, such as the name of a sub-folder; empty without
+            classes.
         rows: (N,) int64, the row of each image in the table, or the number of its item or file,
             from 0: `table.fold.to_numpy()[images.rows]` is the fold of each image.
         source_rows: the number of rows of the table, and a digest of its index.
@@ -153,7 +153,7 @@ class StoredImages(Dataset):
             raise InvalidValueError(
                 f"label {labels[wrong][0]} is not one of the {len(self.classes)} classes",
                 found=first_few(self.classes, 8),
-                fix="assign positions in .classes, from 0; for other classes, pack again",
+                fix=f"use numbers from 0 to {len(self.classes) - 1}; for other classes, pack again",
             )
         if are_other_numbers(self.classes):
             print(
@@ -233,9 +233,9 @@ class StoredImages(Dataset):
             valid: the share of the images to validate on, between 0 and 1.
             seed: determines which groups are for validation.
             stratify: True for about the same share of each class, or of each label of zeros and
-                ones, in both parts; False for any shares. To balance other classes than those of
-                the images: (N,) in the order of the images, such as
-                `table.site.to_numpy()[images.rows]`, or a column of the table that was packed.
+                ones, in both parts; False for any shares. To balance other classes, pass
+                one value per image, (N,), such as `table.site.to_numpy()[images.rows]`; or pass
+                a column of the packed table, such as `table.site`.
 
         Returns:
             Two int64 arrays of indices in ascending order.

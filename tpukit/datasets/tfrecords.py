@@ -82,7 +82,7 @@ def read_tfrecords(
 class TFRecords:
     """The records of some files, made by `read_tfrecords`.
 
-    Iterate over it for `(bytes, (L,) float32 ndarray)`, or `(bytes, word)`.
+    Iteration yields (bytes of the image, labels). The labels are (L,) float32, or a word as str.
     """
 
     files: tuple[Path, ...]
@@ -132,7 +132,7 @@ class TFRecords:
                     raise InvalidValueError(
                         f"{where} has several labels, one of which is a word",
                         found=_listed(features),
-                        fix="name only the feature with the word, or only features with numbers: "
+                        fix="pass either the feature with the word, or features with numbers: "
                         "read_tfrecords(files, labels=(...))",
                     )
                 form = "a word" if has_word else f"{len(values)} label values"
@@ -140,7 +140,7 @@ class TFRecords:
                     raise InvalidValueError(
                         f"{where} has {form} where earlier records have {first_form}",
                         found=_listed(features),
-                        fix="name features that have the same number of values in all records: "
+                        fix="choose features that have the same number of values in all records: "
                         "labels=(...)",
                     )
                 first_form = form

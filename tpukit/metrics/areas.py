@@ -83,7 +83,7 @@ class Scores:
         The text is "" if there are at least 5 positive and 5 negative groups.
 
         Args:
-            group: the name of a group, such as "study".
+            group: what each group is, such as "study".
         """
         parts = []
         if self.positive_groups < FEW:
@@ -117,7 +117,7 @@ def auroc_table(
             counts.
         names: the names of the L labels, as for `show_batch`. None: 0 to L - 1.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
-        group: the name of a group, such as "study".
+        group: what each group is, such as "study"; the table uses this word.
         resamples: number of draws of the bootstrap, 1 or more.
         seed: the seed of the bootstrap.
 

@@ -22,7 +22,7 @@ class FalseAlarmPoint:
     """A threshold on the probability of an image, and its effect on the exams, or other groups.
 
     Attributes:
-        threshold: images with this probability or more are marked; infinity if no image may be
+        threshold: images with this probability or more are marked. If it is infinity, no image is
             marked.
         sensitivity: share of the groups with a positive image in which at least one positive image
             is marked.

@@ -177,7 +177,7 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
     truth = figure_inputs.label_array(labels, len(chances))
     if truth.ndim == 1 and count == 1:
         raise InvalidValueError(
-            "(N,) labels are class numbers, but the probabilities are of one yes-or-no label",
+            "(N,) labels are class numbers, but (N, 1) probabilities belong to a yes-or-no label",
             fix="pass labels[:, None]",
         )
     if truth.ndim == 1 and truth.max() < count:

@@ -38,7 +38,7 @@ def show_roc(
 
     Samples of the same patient are not independent. Pass the patients as `groups`, so that the
     bootstrap draws whole patients; otherwise the band is too narrow. With fewer than 5 positive or
-    fewer than 5 negative groups, the title has a warning, and there is no band or interval.
+    fewer than 5 negative groups, the title has a warning, and no bands are drawn.
 
     Args:
         labels: (N,) zeros and ones, of one label.

@@ -77,7 +77,7 @@ class Piece:
 
     @property
     def is_fixable(self) -> bool:
-        """True if Python accepts every line, and the file contains the text as it is."""
+        """True if Python accepts every line, and the code is not inside a string."""
         return not self.broken and not self.fixed_line
 
     def span(self, node: ast.AST) -> tuple[int, int]:

@@ -163,7 +163,7 @@ def files_in(
     """Yield each file, and the notebooks and scripts in each folder; no file twice.
 
     Args:
-        paths: files and folders; files are yielded without a check.
+        paths: files and folders. A file is yielded whatever its ending, also if it is missing.
         skipped: a list, to which `files_in` adds folders that it does not search, such as Python
             environments. Hidden folders and links to folders are not searched either, but are not
             added.

@@ -65,7 +65,7 @@ class Checker:
 
     Attributes:
         findings: what was found, in no certain order.
-        edits: the edits of all findings that a fix repairs, each once.
+        edits: the safe edits of all findings, without duplicates.
     """
 
     def __init__(self, pieces: list[Piece]):

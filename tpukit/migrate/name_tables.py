@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     """What has changed about a name.
 
     Attributes:
-        kind: the kind of the change, such as "moved"; an anchor in docs/from_torch_xla_1x.md.
+        kind: the change, such as "moved". docs/from_torch_xla_1x.md has an anchor of this name.
         happened: the change, and its version.
         write: the code to write instead, or what to do.
     """
@@ -200,7 +200,7 @@ def _removed(dead: str) -> Verdict:
 
 
 def library_name(full: str) -> str:
-    """Return a name as in libraries.json, with `pytorch_lightning` for `lightning`."""
+    """Return a name as libraries.json has it: `lightning` becomes `pytorch_lightning`."""
     return re.sub(r"^lightning\.(pytorch\.)?", "pytorch_lightning.", full)
 
 
@@ -212,7 +212,7 @@ def library_verdict(full: str) -> Verdict | None:
 
 
 def argument_rules(full: str) -> list[dict]:
-    """Return the rules for the arguments of a function, each with its kind of verdict."""
+    """Return the rules for a function's arguments; each rule has a `kind` as in `Verdict`."""
     kind = entry_of(full).get("kind")
     own = [{"kind": kind, **rule} for rule in entry_of(full).get("arguments", ())]
     others = table("libraries", "arguments").get(library_name(full), ())

@@ -24,7 +24,7 @@ _NOT_INSIDE = ast.Try | ast.TryStar | ast.JoinedStr
 
 
 class Edit(NamedTuple):
-    """A replacement in the text of a piece: `new` takes the place of `text[start:end]`."""
+    """A replacement in a `Piece` of code: `new` takes the place of `piece.text[start:end]`."""
 
     piece: Piece
     start: int

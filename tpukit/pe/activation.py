@@ -65,8 +65,8 @@ def occlusion(model, label: str = LABELS[0], *, patches: int = 8):
 
     Use it to check a few class activation maps by another method. The model replaces one patch
     after the other by the mean grey. If a network judges by position alone, its logit falls little
-    when the embolus is hidden. Then the `in_mask` that `attention_in_mask` returns for the outputs
-    is close to `mean_map`.
+    when the embolus is hidden. In the result of `attention_in_mask` for the outputs, `in_mask` is
+    then close to `mean_map`.
 
     Args:
         model: as for `class_activation`.

@@ -36,9 +36,9 @@ def show_activation(
 
     Each map is drawn from 0 to its own maximum, so a weak map looks like a strong one: compare the
     positions and not the brightness. The third row has the mean map of all images. If a map looks
-    like the mean map, the network may answer by position. The edge of the mask is green. Above each
-    map are two shares: the share of the map's sum that is inside the mask, and the chance share,
-    which is the share of the image that the mask covers.
+    like the mean map, the network may answer by position. The edge of the mask is green. Two
+    numbers are above each map: the share of the map's sum inside the mask, and "chance", which is
+    the share of the image inside the mask.
 
     Args:
         images: (N, C, H, W) as for `show_batch`; `images[:, 1:2]` is the embolism window in grey.

@@ -76,9 +76,8 @@ def fit_temperatures(labels, predictions) -> Temperatures:
     """Find the temperature of each label, 0.1 to 10, with the smallest log loss.
 
     For an exam label, each exam has the same weight. For the image label, images have the weights
-    of the challenge's score, so only images of positive exams count. A temperature is 1 if fewer
-    than 5 exams have the label, or fewer than 5 lack it; for the image label, exams with a positive
-    image and exams with a negative image are counted.
+    of the challenge's score: 0 in an exam without a positive image. A temperature is 1 if fewer
+    than 5 exams have a row with a one for the label, or fewer than 5 have a row with a zero.
 
     Args:
         labels: a table of zeros and ones, one row per image; see `challenge_loss`.
@@ -194,7 +193,7 @@ class Answers:
         return self.mean(log_loss(self.truth, self.probabilities))
 
     def too_few(self) -> str:
-        """Return a warning if fewer than `FEW` exams have the label or do not have it; else ""."""
+        """Return a warning if fewer than `FEW` exams are positive, or negative; otherwise ""."""
         having, lacking = count_groups(self.truth, self.exam)
         few = []
         if having < FEW:
@@ -207,7 +206,7 @@ class Answers:
 
 
 def answers(labels, predictions) -> list[Answers]:
-    """Return the `Answers` of each label; images have the challenge's weights, exams weight 1."""
+    """Return the `Answers` of each label. Images have the challenge's weights, and exams have 1."""
     import numpy as np
 
     truth, predicted = match_tables(labels, predictions)

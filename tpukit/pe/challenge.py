@@ -59,7 +59,7 @@ class Exams:
 
 
 def exams_of(table, name: str = "table") -> Exams:
-    """Arrange a table by exam, and check its answers.
+    """Arrange the rows of a table by exam, and check the values of the labels.
 
     Args:
         table: a table with one row per image and the columns StudyInstanceUID, SOPInstanceUID, and
@@ -216,7 +216,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return the share of positive images per exam, (E,); for probabilities, the expected share."""
+    """Return the mean of the image labels, or of the image probabilities, per exam: (E,)."""
     return exams.sums(exams.images) / exams.counts()
 
 

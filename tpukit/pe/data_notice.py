@@ -28,7 +28,7 @@ class Notice(str):
 
 
 def notice(folder) -> Notice:
-    """Return the notice to show with figures: not for clinical use, and the licence of the data.
+    """Return the text to show with figures: "not for clinical use", and the data's licence.
 
     For phantoms, the notice has no licence. It says how the phantoms were made.
 

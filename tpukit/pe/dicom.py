@@ -151,7 +151,7 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     except pydicom.errors.InvalidDicomError:
         raise InvalidValueError(
             f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)",
-            fix="pass a .dcm file of the competition",
+            fix="pass the path of a DICOM file, such as slice.dcm",
         ) from None
     except (ImportError, OSError, NotACTSliceError):
         raise
@@ -417,7 +417,7 @@ def hounsfield_table(scale: Scale):
 
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
-    """Return the grey level of every stored value in a window, (65536,) uint8.
+    """Return the grey levels that a window gives to all stored values, (65536,) uint8.
 
     Args:
         scale: the scale of the slice.

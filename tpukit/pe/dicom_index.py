@@ -67,12 +67,11 @@ def index_dicom(
             study, series and image are necessary.
         folder: the folder that contains the study folders, named train in the competition.
         missing: "raise" for a FileNotFoundError if a row has no file. "drop" to leave such rows out
-            and print their number. "keep" to return all rows with one more column, `odd`, which has
-            the problem with the image, or ""; of two files with one image, the first is used.
+            and print their number. "keep" to return all rows with one more column, `odd`: the
+            problem with the image, or "". Of two files with the same image, the first is used.
         cache: a folder that stores the headers, so that the next call, also after an interruption,
-            does not read them again. If files were added or removed, it reads all headers again. Of
-            more than 20,000 files, it looks for changes in a sample of at most 20,000. None to read
-            all headers in each call.
+            does not read them again. If files were added or removed, all headers are read again. At
+            most 20,000 files are examined for changes. None to read all headers in each call.
         workers: the number of processes that read headers; None for one per CPU.
         progress: as for `pack_dicom`.
 
@@ -83,8 +82,8 @@ def index_dicom(
         you pass this table to `pack_dicom` as `labels`, it does not read the headers again.
 
     Raises:
-        FileNotFoundError: the folder does not exist or contains no DICOM file; or a row has no
-            file; with "drop", only if no row has one.
+        FileNotFoundError: the folder does not exist or contains no DICOM file; or a row (with
+            "drop": every row) has no file.
         ValueError: `workers` is below 1; or, except with "keep", two files contain the same image,
             an image has no position, or its file has another study or series than the labels.
         ModuleNotFoundError: pydicom is not installed; or, except with "keep", no installed package
@@ -137,7 +136,7 @@ def index_dicom(
 
 
 def notice_others(folder, names: list[str], others: list) -> list[list[str]]:
-    """Print the numbers of other files; return them as rows of `check_exams`."""
+    """Print how many files are not CT slices; return a row on each kind for `check_exams`."""
     noticed = []
     for files, example in of_other_kinds(names, others):
         noticed.append([files, example, "nothing: only slices of CT are read"])
@@ -242,7 +241,7 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
             raise InvalidValueError(
                 f"{images} have another {column} in their file than in the labels",
                 found=f"{uid} in {file}, {labels[column].iloc[first]} in the labels",
-                fix="copy the files again, or correct these rows",
+                fix=f"copy the files again, or correct {column} in the labels",
             )
 
 
@@ -255,6 +254,6 @@ def _check_places(position, headers, names: list[str]) -> None:
         file = names[headers["file"][nowhere[0]]]
         raise InvalidValueError(
             f"{len(nowhere):,} images have no position in the body",
-            found=f"{file} has no ImagePositionPatient, or another orientation than its series",
+            found=f"{file} lacks ImagePositionPatient, or its orientation differs from its series",
             fix="leave the rows of these images, such as localizers, out of the labels",
         )

@@ -28,8 +28,8 @@ _BOXES = 4  # the number of lung boxes in memory, one per series
 class Slices:
     """Read slices from DICOM files, and encode them for a pack: the reader of `pack_dicom`.
 
-    `slices[row]` is the bytes of a JPEG, or of int16 pixels: (size, size, 2) uint8 with the low
-    byte first. `EncodedSource.reader` documents this interface.
+    `slices[row]` is the bytes of a JPEG; or, for int16 pixels, (size, size, 2) uint8, each pixel
+    with its low byte first. `EncodedSource.reader` documents this interface.
 
     Args:
         work: the folder with the files that `_SliceSource.find` of `dicom_packing` wrote.

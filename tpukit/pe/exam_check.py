@@ -70,7 +70,7 @@ def check_exams(table):
 
 
 def find_irregular(table) -> Iterator[Irregularity]:
-    """Yield the irregularities of exams: several series, equal positions, gaps, other spacing."""
+    """Yield the irregularities of exams: several series, equal positions, gaps, uneven steps."""
     import numpy as np
 
     exams = _sort(table)

@@ -115,7 +115,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
             raise InvalidValueError(
                 "attention must have a number of 0 or more for each of the "
                 f"{count} rows, got {given}",
-                fix='pass the attention of an ExamNetwork: exams.to_slices(outputs["attention"])',
+                fix="convert an ExamNetwork's attention: ExamSequences(...).to_slices(attention)",
             )
     columns = (STUDY, "position", _EMBOLUS)
     fix = "labels of index_images(read_labels(...), ...)"

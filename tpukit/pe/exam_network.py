@@ -24,7 +24,7 @@ class SliceFeatures(nn.Module):
     ResNet, not copies.
 
     Args:
-        resnet: a ResNet of torchvision or `resnet34`, whose last layer is `fc`.
+        resnet: a ResNet whose last layer is named `fc`, such as `resnet34()` or torchvision's.
     """
 
     def __init__(self, resnet: nn.Module):
@@ -111,6 +111,6 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     raise InvalidValueError(
         f"the weights are of an ExamNetwork with {len(given)} inputs per part, but this network "
         f"has {len(own)}",
-        found=f"it takes mean and maximum of {half} features, an earlier tpukit's only the mean",
+        found=f"mean and maximum of {half} features; early versions of tpukit took only the mean",
         fix=f"{fix}; or pass the `features` of the trained network: pe.ExamNetwork(features)",
     )

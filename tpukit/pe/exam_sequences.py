@@ -205,10 +205,10 @@ class ExamSequences:
         return pd.DataFrame(answers, self._names, self._answers)
 
     def to_slices(self, values):
-        """Convert numbers of the parts of all exams, (E, S), to one number per row of the table.
+        """Convert one value per part of each exam, (E, S), to one value per row of the table.
 
-        A slice gets the number of its part, or the mean of the numbers if it fills several parts.
-        The result is (N,) float64.
+        A slice gets the value of its part, or the mean of the values if it fills several parts. The
+        result is (N,) float64.
         """
         import numpy as np
 

@@ -45,7 +45,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         and `position` (int, 0 for the first slice of a series).
 
     Raises:
-        FileNotFoundError: no folder or image exists, or a row (with "drop": every row) has no file.
+        FileNotFoundError: the folder is missing or lacks a row's file; with "drop", all files.
         ValueError: two files have the name of the same image.
     """
     check_missing(missing)
@@ -110,7 +110,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
                 raise InvalidValueError(
                     f"two files hold the same image: {first.path} and {file.path}",
                     found=f"positions {first.position} and {file.position}",
-                    fix="delete the file with the wrong position",
+                    fix="empty the folder of this series, and copy its files again",
                 )
             files[key] = file
     return files

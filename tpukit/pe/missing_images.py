@@ -31,7 +31,7 @@ def leave_out(
         folder: the folder that was searched.
         found: the contents of the folder, in words.
         call: the user's call up to its argument `missing`, such as "read_exams(folder, labels".
-        kind: the noun, in the singular, for what a row names, such as "image".
+        kind: a noun in the singular for the subject of a row, such as "image".
 
     Raises:
         FileNotFoundError: `missing` is "raise", or no row has a file.

@@ -144,11 +144,11 @@ def _load(model, file: Path) -> None:
     if wrong or extra:
         counts = f"{len(wrong)} missing or of another shape ({', '.join(wrong[:2])})"
         counts += f", {len(extra)} too many ({', '.join(extra[:2])})"
-        whole = f"a ResNet-34's state_dict() itself, such as torchvision's {FILE}"
+        whole = f"the state_dict() of a ResNet-34, such as torchvision's {FILE}"
         raise InvalidValueError(
             f"{file} does not hold the state dict of a ResNet-34",
             found=f"{type(state).__name__} of {len(given)} tensors; {counts}",
-            fix=f"pass {whole}, not a dict that contains it",
+            fix=f"pass a file that holds only {whole}",
         )
     # A last layer of another size has other classes, so it keeps its random values.
     model.load_state_dict(state | {name: own[name] for name in differing})

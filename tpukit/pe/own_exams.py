@@ -178,7 +178,7 @@ def _read_labels(labels):
     names = label_names(labels)
     if len(keys) != 1 or not names:
         raise InvalidValueError(
-            f"{source} needs a column exam or a column image, and a column per label",
+            f"{source} needs either a column 'exam' or a column 'image', and a column per label",
             found=", ".join(map(str, labels.columns)),
             fix='labels.rename(columns={"AccessionNumber": "exam"})',
         )
@@ -195,9 +195,9 @@ def _read_labels(labels):
     twice = labels[key][labels[key].duplicated()]
     if len(twice):
         raise InvalidValueError(
-            f"{len(twice)} rows of {source} name an {key} that an earlier row names",
+            f"{len(twice)} rows of {source} have the same {key} as an earlier row",
             found=first_few(twice),
-            fix=f'if these rows equal the earlier ones: labels.drop_duplicates("{key}")',
+            fix=f'correct these rows; if they are copies: labels.drop_duplicates("{key}")',
         )
     for name in names:
         fix = f'correct these, or if the column is no label: labels.drop(columns="{name}")'
@@ -318,8 +318,8 @@ def _one_series(table, series: str | None):
             raise InvalidValueError(
                 f"{len(lost)} exams have no series whose description contains {series!r}",
                 found=f"exam {min(lost)}: {_descriptions(table, min(lost))}",
-                fix="pass a text that occurs in a description of every exam; or leave these exams "
-                "out of the table",
+                fix="pass as series= a text that each exam has in one of its descriptions; or "
+                "leave these exams out of the table",
             )
         table = table[is_chosen]
     count = table.groupby("exam")[SERIES].nunique()

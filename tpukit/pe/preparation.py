@@ -43,7 +43,7 @@ class Preparation:
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Return the preparation of the `PackedImages` of `pack_dicom`, or of their `CachedImages`.
+        """Return the preparation of a pack that `pack_dicom` made, or of a cache of this pack.
 
         Raises:
             ValueError: `pack_dicom` did not make the images; or an earlier version of tpukit made
@@ -54,7 +54,7 @@ class Preparation:
             raise InvalidValueError(
                 f"a Preparation does not describe {type(images).__name__}",
                 found="only PackedImages and CachedImages record how they were made",
-                fix="pass the pack of these images, and save separately how slices are combined",
+                fix="pass the PackedImages or CachedImages from which your dataset reads",
             )
         if "pixels" not in made:  # only the packs of `pack_dicom` have this entry
             raise InvalidValueError(
@@ -93,7 +93,7 @@ class Preparation:
             raise InvalidValueError(
                 "these are not the settings of a Preparation",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
-                fix="read the settings.json of these weights with the tpukit version of that file",
+                fix="read the settings with the version of tpukit that saved them",
             )
         read = {}
         for name, value in values.items():
@@ -103,7 +103,7 @@ class Preparation:
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
             raise InvalidValueError(
-                "this version of tpukit prepares images differently from the training images",
+                "this version of tpukit does not support these settings of a Preparation",
                 found=differences,
                 fix="use the version of tpukit that wrote these settings",
             )

@@ -188,9 +188,9 @@ def show_study(
             None for no scale bar.
         upright: True if the patient's right is on the left side of the images, as after
             `pack_dicom`; R and L then mark the sides. False for no letters.
-        limit: the number of stretches into which a longer exam is divided, 1 or more. The slider
-            then has all slices with an embolus, and from each stretch the most probable slice (the
-            middle slice without predictions).
+        limit: 1 or more. An exam with more slices than `limit` is divided into `limit` stretches.
+            The slider then has all slices with an embolus, and from each stretch the most probable
+            slice (the middle slice without predictions).
 
     Returns:
         The viewer, which a notebook displays.
@@ -449,7 +449,7 @@ def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
         given = f"{found.shape} {found.dtype}"
         raise InvalidValueError(
             f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {given}",
-            fix='images of three windows: pack_dicom(..., form="jpeg"), or the JPEG data set',
+            fix='pass images of three windows: pack_dicom(..., form="jpeg")',
         )
     return found
 

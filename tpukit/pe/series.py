@@ -108,7 +108,7 @@ def find_files(folder) -> list[str]:
     """Return the sorted paths, relative to a folder, of all DICOM files below it.
 
     Files that end in .dcm or .dicom are returned. Other files are returned if their first 132 bytes
-    are those of DICOM. The number of files that are left out is printed, by their ending. Hidden
+    are those of DICOM. The number of all remaining files is printed for each ending. Hidden
     files and folders, __MACOSX and DICOMDIR are ignored. Links to folders are not followed.
 
     Raises:
@@ -267,8 +267,8 @@ def read_headers(
         decoders: True to check that an installed package decodes each transfer syntax.
 
     Returns:
-        (N,) of `header_type`, and a list of [number of the file, reason] for the files that are
-        damaged or are not CT slices.
+        The headers, (N,) of dtype `header_type`; and a list with [number of the file, reason] for
+        each file that is damaged or is not a CT slice.
 
     Raises:
         ModuleNotFoundError: pydicom, or a decoder that these files need, is not installed.
@@ -419,9 +419,9 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
 
 
 def without_other_kinds(folder, names: list[str], others: list) -> list:
-    """Print the number of files of `OTHER_KINDS`; return the entries of all others.
+    """Print the number of files of `OTHER_KINDS`; return the entries of the remaining files.
 
-    The others are damaged or incomplete, not DICOM, or have several frames.
+    The remaining files are damaged, are incomplete, are not DICOM, or have several frames.
 
     Args:
         folder: the folder, for the text.
@@ -498,8 +498,8 @@ def find_places(headers, series) -> tuple:
         series: (N,) the number of each header's series, from 0.
 
     Returns:
-        The positions, (N,) in mm, -inf for slices without a position or with another orientation
-        than most of their series; and a dict from each unusual fact to the number of its
+        The positions, (N,) in mm; -inf for a slice without a position, or with another orientation
+        than most slices of its series. Also a dict: for each unusual fact, the number of its
         occurrences and the first series that has it.
     """
     import numpy

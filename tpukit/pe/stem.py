@@ -24,7 +24,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class PoolingFirst(ResNet):
-    """torchvision's ResNet whose stem pools before its BatchNorm, in training with torch_xla."""
+    """torchvision's ResNet. In training with torch_xla, max pooling comes before BatchNorm."""
 
     devices = ("xla",)  # on a CPU this order is not faster
 

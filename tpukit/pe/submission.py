@@ -146,7 +146,7 @@ def _read_lines(path) -> tuple:
         raise InvalidValueError(
             f"{int((~is_probability).sum()):,} labels of {path} are not probabilities",
             found=f"{label} for {lines['id'].iloc[row]}",
-            fix="a number from 0 to 1 for every id: logits.sigmoid()",
+            fix="write a number from 0 to 1 for every id; for logits, logits.sigmoid()",
         )
     return lines, labels
 

@@ -66,7 +66,7 @@ class OutOfMemoryError(CompileError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A graph that libtpu has compiled; bytes are those of HBM per core.
+    """A graph that libtpu has compiled. Sizes are those in the HBM of one core.
 
     Attributes:
         chip: the TPU for which the graph was compiled.

@@ -169,5 +169,5 @@ def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
     raise LibtpuNotFoundError(
         f"libtpu {version} cannot be fetched",
         found=f"pip ended with status {pip.returncode}: {printed[-1].strip()[:300]}",
-        fix=f"turn the internet on (Kaggle: Settings, Internet), or put its libtpu.so into {place}",
+        fix=f"turn the internet on (Kaggle: Settings, Internet), or copy libtpu.so into {place}",
     )

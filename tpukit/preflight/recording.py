@@ -96,8 +96,8 @@ class Recording:
         steps: the number of recorded steps.
         syncs: the number of `core.step()` blocks per step. If `graphs` has more entries, other
             code ends graphs too, such as `.item()`.
-        shapes: the steps for other batch shapes, if there are several shapes, as with `buckets`;
-            `graphs` is the step for the largest shape.
+        shapes: with `buckets`, the step of each batch shape except the largest; `graphs` has the
+            step of the largest shape. () if all batches have one shape.
         recompiled: the number of graphs that were compiled after the second step, without those for
             other batch shapes.
         reason: (the difference that caused the first recompilation, its fix); ("", "") if
@@ -139,8 +139,8 @@ def record(
 ) -> Recording:
     """Run `fn(core, *args)` as core 0 of a simulated chip until a step repeats.
 
-    The function runs in a process of its own, as in a launch, and with the same data. The simulator
-    does not compute large graphs: losses and all other values from the device are zeros.
+    The function runs in a process of its own, with the same data as in a launch. The simulator does
+    not compute large graphs: losses and all other values from the device are zeros.
     `core.save` and `fit` write nothing. If the function itself writes to a file, an error is
     raised; see `guard_files`.
 

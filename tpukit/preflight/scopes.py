@@ -12,7 +12,7 @@ _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Call(NamedTuple):
-    """A call of a module or an optimizer that recorded operations."""
+    """A call of a module or an optimizer, during which operations were recorded."""
 
     module: str  # the name of the module, or the class of the optimizer
     line: str  # "file:line" of the call in the user's code
@@ -23,8 +23,8 @@ def name_operations() -> tuple[list[Call], Callable[[], None]]:
     """From now on, give each recorded operation a scope that refers to the call that recorded it.
 
     The scope of an operation in the graph is, for example, "call12": entry 12 of the returned list
-    is the call. In the backward pass, operations refer to the module without children whose output
-    autograd has reached last.
+    is the call. In the backward pass, an operation refers to a module without children: the one
+    whose output autograd has most recently passed.
 
     Returns:
         The list of calls, which grows during the run; and a function that ends the naming. Call

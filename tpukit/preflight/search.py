@@ -83,8 +83,7 @@ def largest_batch(
     Args:
         train: the worker function, `train(core, batch_size, *args)`.
         *args: further arguments of `train`, after the batch size.
-        chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is for the whole
-            run.
+        chip, shard, libtpu, progress: as in `preflight`. With `shard`, all chips share the batch.
         start: the first batch size to compile, 1 or more, rounded down to a multiple of
             `multiple`.
         multiple: batch sizes are multiples of this, 1 or more; a TPU computes 8 rows at a time.

@@ -75,7 +75,7 @@ class StepClock:
         return statistics.median(step.seconds for step in self._steps)
 
     def after_sync(self) -> None:
-        """Measure a step if an optimizer has stepped in the graph that has just ended."""
+        """At the end of a graph: measure the time of a step if the graph updates weights."""
         self._sees_graphs = True
         now = time.thread_time()
         if not self._stepped:

@@ -24,9 +24,9 @@ class _Parameter(NamedTuple):
 
 
 class StepMarks:
-    """Collect marks in `all`, one after each graph in which an optimizer has stepped.
+    """Collect marks in `all`: one after each graph that has a step of an optimizer.
 
-    After each mark, and after 500 graphs without one, the function in `after_step` is called. If
+    The function in `after_step` is called after each mark, and after 500 graphs without a mark. If
     the loop ends its graphs without `core.step()`, everything between two steps of an optimizer
     counts as a single graph.
 
@@ -51,7 +51,7 @@ class StepMarks:
         self._forward_hook = register_module_forward_pre_hook(self._before_forward)
 
     def are_steady(self) -> bool:
-        """Return whether the last step has repeated often, and every optimizer has stepped.
+        """Return whether the same step has run several times, and every optimizer has stepped.
 
         After more than `PATIENCE` marks, optimizers that have never stepped are ignored.
         """

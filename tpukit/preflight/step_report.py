@@ -150,7 +150,7 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per core and step, in all batches of a step; None if the step has no batch."""
+        """Samples per core and step, the sum over the step's batches; None without a batch."""
         return samples_of(self.recording.batches)
 
     @property
@@ -250,7 +250,7 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """Dollars per million samples, by the estimated time of a step, if the cores never wait."""
+        """Dollars per million samples, from the estimated time of a step without waiting."""
         return _dollars_per_million(self.samples_per_second, self.dollars)
 
     @property

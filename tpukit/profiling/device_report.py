@@ -77,9 +77,9 @@ class Report(Findings):
 def report(core: Core, batches: Batches | None = None) -> Report:
     """Report how a core's process has used its time, and how to make it faster.
 
-    The report copies no tensor and does not wait for the device. Only torch_xla counts graphs and
-    copies, so the report has only a few findings on plain CPU, on CUDA and with TorchTPU. In a
-    session, the counts include earlier runs.
+    The report copies no tensor and does not wait for the device. Most findings need torch_xla's
+    counters, so the report has only a few on plain CPU, on CUDA and with TorchTPU. In a session,
+    the counters include earlier runs.
 
     Args:
         core: this core; call `report` in the worker function.

@@ -58,8 +58,8 @@ class LayerDifference:
         name: the layer's name in `model.named_modules()`, with "(2)" for its second call and "[0]"
             for the first of several outputs.
         kind: the name of the layer's class.
-        difference: the largest absolute difference between two values. It is infinite if one of
-            them is infinite or NaN, and the other is not the same.
+        difference: the largest absolute difference between two values. It is infinite if the
+            two values differ, and one of them is infinite or NaN. Two NaN count as equal.
         relative: `difference` divided by the largest absolute value on the host.
         explained: the largest absolute difference that the device's precision explains.
     """

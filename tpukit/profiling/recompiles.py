@@ -108,8 +108,8 @@ class RecompileMonitor:
     def check_graph(self, model, *tensors) -> None:
         """Compare the graph that the step has recorded with the graphs of earlier steps.
 
-        Call it at the end of the step, before the graph runs. In a dry run on several cores, a
-        graph also ends at the averaging of gradients: there, call it before the averaging too.
+        Call this method at the end of the step, before the graph runs. In a dry run on several
+        cores, averaging the gradients ends a graph, too, so call this method before it as well.
 
         Args:
             model: the model, whose parameters, gradients and buffers are in the graph.

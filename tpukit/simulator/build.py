@@ -141,7 +141,7 @@ def program(
     path: Iterable[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Return the path of the file that is compiled from C sources and the plugin's header.
+    """Return the path of a file that is compiled from C sources and pjrt_c_api.h.
 
     Args:
         name: the name of the file; one that ends in ".so" is a library, others are programs.

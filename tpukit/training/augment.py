@@ -102,8 +102,8 @@ class Augment:
         is_whole = isinstance(self.fill, int) and not isinstance(self.fill, bool)
         if not is_whole or not -256 <= self.fill <= 255:
             raise InvalidValueError(
-                f"fill must be a class number, -256 to 255, got {self.fill!r}",
-                fix="fill=0, or fill=255",
+                f"fill must be a whole number, -256 to 255, got {self.fill!r}",
+                fix="fill=0, or fill=255 and a loss with ignore_index=255",
             )
         # Keep the pairs and the names, because an iterator such as zip could be read only once.
         object.__setattr__(self, "swap_labels", tuple(self.swap_labels))

@@ -228,8 +228,9 @@ class Backup:
         The folder's own best.pt is replaced. Neither file is copied if the folder has a complete
         checkpoint of the same or a later step, or if the backup has no complete checkpoint.
 
-        Compiled programs that the folder lacks are always copied, unless `resume` is False or other
-        users can write to the programs in the backup. An error of this copy is ignored.
+        Compiled programs that the folder lacks are copied even if no checkpoint is. They are not
+        copied if `resume` is False, or if other users can write to them in the backup. An error of
+        this copy is ignored.
 
         Args:
             checkpoints: the checkpoints in the folder of the run.
@@ -356,7 +357,7 @@ class Backup:
         except OSError as error:
             raise TpukitRuntimeError(f"{name} cannot be read: {_reason(error)}") from error
         if self._is_abandoned:
-            raise TpukitRuntimeError(f"{name} was read after the wait for the backup had ended")
+            raise TpukitRuntimeError(f"reading {name} from the backup took too long")
 
 
 def _place(address: str) -> "_Folder | UrlPlace":
@@ -368,7 +369,7 @@ def _place(address: str) -> "_Folder | UrlPlace":
 def refuse_unmounted(folder: Path) -> None:
     """Raise PathNotFoundError if neither a backup folder nor its parent exists.
 
-    Without its drive, the backup would be a new folder of this machine, and be lost with it.
+    If the drive is not mounted, a new folder would be on this machine, and be lost with it.
     """
     if not folder.is_dir() and not folder.parent.is_dir():
         raise PathNotFoundError(

@@ -62,8 +62,8 @@ class Buckets:
         """Return for every sample the index of its bucket in `lengths`: (N,) int64.
 
         Raises:
-            ValueError: a sample is longer than the largest length, or `sizes` belongs to another
-                dataset.
+            ValueError: a sample is longer than the largest length, or `self.sizes` belongs to
+                another dataset.
         """
         import numpy
 
@@ -148,7 +148,7 @@ class Buckets:
                 raise InvalidValueError(
                     f"sample {sample} does not fit into a batch of "
                     f"length {length}: it has length {size}",
-                    found="its length has changed, or sizes holds another length",
+                    found="the dataset has changed the length, or sizes= has a wrong length",
                     fix=(
                         "pass the lengths of the samples as the dataset returns them; a dataset "
                         "that crops at random must crop to one length"
@@ -192,8 +192,8 @@ class Buckets:
                 "pad= must name the parts of a sample that vary in length, and their fill values",
                 found=f"{given}; the parts of sample {sample} are {', '.join(map(repr, found))}",
                 fix=(
-                    f"tpukit.Buckets({self.lengths}, pad={{{values}}}), "
-                    "without the parts of fixed length"
+                    "keep only the keys of pad= whose parts vary in length: "
+                    f"tpukit.Buckets({self.lengths}, pad={{{values}}})"
                 ),
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
@@ -267,7 +267,7 @@ class BucketSampler(ShardedSampler):
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
-        """Return the length of the batch of every step."""
+        """Return the batch length of every step of an epoch after the first `done` samples."""
         _, buckets = _arranged(self, epoch, seed)
         left = buckets[done // self.samples_per_step :][: self.steps(done)]
         return [self.lengths[bucket] for bucket in left]
@@ -290,7 +290,7 @@ class BucketSampler(ShardedSampler):
         yield rows, (steps[step][rows] if self.limit is None else slice(before, before + len(rows)))
 
     def seen(self) -> int:
-        """Return the number of samples in an unshuffled epoch, without the padding."""
+        """Return how many samples an epoch has besides padding, if epochs are not shuffled."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
     def in_words(self) -> str:

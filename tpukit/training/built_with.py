@@ -126,8 +126,8 @@ def check_length(scheduler, steps: int) -> None:
     for part, needed in _steps_of_parts(scheduler, steps):
         if needed > part.total_steps:
             raise InvalidValueError(
-                f"the {type(part).__name__} ends after {part.total_steps} steps, and this run "
-                f"steps it {needed} times",
+                f"the {type(part).__name__} ends after {part.total_steps} steps, but the run needs "
+                f"{needed} steps of it",
                 fix=f"total_steps={needed}, or fewer epochs",
             )
 

@@ -67,7 +67,7 @@ def check_classes(model, batches: Batches, what: str) -> None:
             found = f"class {number} is {here!r} in the training data, {there!r} in the {what} data"
             break
     raise InvalidValueError(
-        f"the training data and the {what} data number their classes differently",
+        f"the training data and the {what} data have different class numbers",
         found=found,
         fix=f"pack(..., classes=train.classes) for the {what}'s images, too",
     )
@@ -142,7 +142,7 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
         raise InvalidValueError(
             "the optimizer holds none of the model's parameters: it would train other parameters",
             found=f"{len(held)} parameters in it, none of them among the model's {len(of_model)}",
-            fix="make it after core.model, which returns a copy: "
+            fix="make the optimizer from the model that core.model returns: "
             "torch.optim.Adam(model.parameters())",
         )
     of_loss = [(f"loss.{name}", parameter) for name, parameter in _parameters(loss)]

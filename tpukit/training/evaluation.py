@@ -30,10 +30,10 @@ class Evaluation:
     """A model's outputs for a dataset, its loss and metrics; the same on every core.
 
     Attributes:
-        loss: the loss of all samples together, as if they were one batch. A loss with more than
-            1 MiB of tensors is an exception: see `evaluate`. With `keep_outputs=False`, `loss` is
-            the mean of the batches' losses. Each batch counts by its number of samples, or by its
-            weight if the loss returns `(total, weight)`.
+        loss: the loss of all samples together, as if they were one batch. A loss function that
+            uses more than 1 MiB of tensors is an exception: see `evaluate`. With
+            `keep_outputs=False`, `loss` is the mean of the batches' losses. Each batch counts by
+            its number of samples, or by its weight if the loss returns `(total, weight)`.
         metrics: the value of each metric, by name.
         outputs: (N, ...) on the CPU, in dataset order, nested as the model's outputs; bfloat16 and
             float16 are converted to float32. None with `keep_outputs=False`.
@@ -85,10 +85,10 @@ def evaluate(
     over the samples, as with class weights or `ignore_index`, this mean differs from the loss of
     all samples. In this case let the loss return `(total, weight)`, or use a metric instead.
 
-    Batches reach the model and the loss as in `fit`. The loss and the metrics get outputs and
-    targets with their nesting. An output without dimensions, such as a loss that the model
-    computes itself, is replaced by None, because it includes the padding. Compute the loss from the
-    other outputs instead.
+    Batches reach the model and the loss as in `fit`. If the model returns a dict or a tuple, the
+    loss and the metrics get a dict or a tuple, too. An output without dimensions, such as a loss
+    that the model computes itself, is replaced by None, because it includes the padding. Compute
+    the loss from the other outputs instead.
 
     Before the first step, the model's float buffers, such as BatchNorm's statistics, are averaged
     over the cores. At the end, each layer has the mode (training or evaluation) that it had before.
@@ -97,13 +97,12 @@ def evaluate(
         core: this core.
         model: module from a batch's inputs to outputs (B, ...), or to a tuple or dict of such
             tensors.
-        loss: function of (outputs, targets) that returns one number, or `(total, weight)`. It runs
-            on the CPU, and a module is copied to the CPU for this. But a function that uses tensors
-            on the device runs on the device. If a loss uses more than 1 MiB of tensors, such as a
-            frozen teacher's weights, it runs where these tensors are. It then gets `batch_size`
-            samples at a time, and its results are averaged over all samples. But with
-            `launch(shard=...)`, every loss gets all samples at once. If the loss is a module, it is
-            in evaluation mode.
+        loss: function of (outputs, targets) that returns one number, or `(total, weight)`. A module
+            is in evaluation mode. The loss runs on the CPU; for this, a module is copied to the
+            CPU. There are two exceptions. A function that uses tensors on the device runs on the
+            device. A loss with more than 1 MiB of tensors, such as a frozen teacher's weights, runs
+            where these tensors are. It gets `batch_size` samples at a time, and its results are
+            averaged over all samples. The second exception does not apply to `launch(shard=...)`.
         batches: `core.batches(dataset, batch_size=...)`, without `shuffle` and `drop_last`.
         metrics: for each name a function of (outputs, targets), or a metric of torchmetrics; see
             `fit`. None: no metrics.

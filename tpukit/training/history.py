@@ -36,7 +36,7 @@ class History:
             - samples_per_second, of all cores together;
             - seconds of training, without evaluations and saves;
             - data_wait, the share of these seconds in which the loop waited for batches, 0 to 1;
-            - compiles, the number of graphs compiled so far, also before a resume;
+            - compiles, the number of graphs compiled so far, with those before a resume;
             - memory, the peak memory of the process in bytes;
             - tflops_per_second, TFLOP/s per chip of the forward and backward passes. It is missing
               if an operation could not be counted;
@@ -54,7 +54,7 @@ class History:
         stopped: the reason if the training ended before its last epoch; otherwise None.
         resumed: the name of the checkpoint that this call of `fit` has continued from; otherwise
             None.
-        cores: the number of cores that trained last.
+        cores: the number of cores that made the last step.
         of: "images" or "samples": the unit of samples_per_second.
     """
 
@@ -78,12 +78,12 @@ class History:
 
     @property
     def tflops_per_second(self) -> float:
-        """TFLOP/s per chip, over the log intervals of `samples_per_second`; NaN if unknown."""
+        """TFLOP/s per chip, averaged like `samples_per_second`; NaN if unknown."""
         return steady_mean(self.intervals, "tflops_per_second")
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation, 0 to 1, over the intervals of `samples_per_second`, or NaN."""
+        """Model FLOPs utilisation, 0 to 1, averaged like `samples_per_second`; NaN if unknown."""
         return steady_mean(self.intervals, "mfu")
 
     @property

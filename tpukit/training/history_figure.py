@@ -86,8 +86,8 @@ def show_history(history: Any) -> Figure:
     the axis differ in length, the points are spread evenly, and the last point is at the end. For
     example, five validation losses of a run of 1,000 steps are drawn at 200, 400, ... 1,000.
 
-    - A single number is drawn as a dotted line, in the panel whose name is the end of the number's
-      name: `base_rate_loss` in the panel of `loss`.
+    - A single number is drawn as a dotted line. `base_rate_loss` is drawn in the panel of `loss`,
+      because its name ends with "loss".
     - A series of 50 points or more is pale, under a moving mean over a twentieth of its length.
     - A ring marks the best validation point, if tpukit knows that low values (loss, error, ...) or
       high values (auroc, accuracy, f1, ...) of the measure are better.

@@ -84,13 +84,13 @@ class IndexChecks:
 
     @property
     def is_due(self) -> bool:
-        """Whether the first step has not run yet."""
+        """True until `first_step` has checked a step."""
         return self._limits is None
 
     def check(self, tensors: list) -> None:
         """Check the tensors of a batch before they are sent to the device.
 
-        Batches that come before the first step are stored, and `end` checks them.
+        Batches are prepared ahead. Those before the first step are stored until `end` checks them.
         """
         if self._limits is None:
             self._sent.append([tensor if _is_integer(tensor) else None for tensor in tensors])
@@ -171,7 +171,7 @@ def integers_of(batches: tuple) -> list[list]:
 
 
 def can_watch(part: object, *, on_cpu: bool) -> bool:
-    """Return whether tpukit can watch which torch functions a model or a loss calls.
+    """Return whether tpukit can watch the calls of torch functions in a model or loss.
 
     The result is False if a layer is compiled: tpukit watches in a TorchFunctionMode, in which
     `torch.compile` would compile the layer again. On a CPU, the result is also False for torch's

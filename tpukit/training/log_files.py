@@ -14,7 +14,7 @@ Writer = Callable[[Row], object]
 
 
 class LogWriters:
-    """Calls each logger, a function of a row, with every row once, in order.
+    """Calls each logger once with every row, in the order of the rows.
 
     If a logger raises an error, the error is printed, and the logger gets no more rows. A logger
     that is interrupted gets no more rows either, because it may hang, and the kernel must still

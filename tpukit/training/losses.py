@@ -131,7 +131,7 @@ def _joined(losses: list[list[float]]) -> list[float]:
 def not_finite(
     step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None
 ) -> NonFiniteLossError:
-    """Return the error for a NaN or infinite loss, after reading the step's samples again.
+    """Return the error for a NaN or infinite loss; read the samples to find the cause.
 
     Args:
         step: from `StepLosses.fetch`.

@@ -128,7 +128,7 @@ def has_state(metric: object) -> bool:
 
 
 class StreamedMetrics:
-    """Copies of metrics, which each core updates with its own samples.
+    """One core's copies of the metrics, updated with the samples of this core.
 
     Raises:
         TypeError: a metric is not a torchmetrics.Metric, or its states on several cores cannot be
@@ -172,7 +172,7 @@ def _check(name: str, metric: object) -> None:
             "keep_outputs=False needs metrics that are updated step by step, like those of "
             "torchmetrics",
             found=f"{name} is a {type(metric).__name__}",
-            fix="a torchmetrics.Metric, or keep_outputs=True",
+            fix="pass a torchmetrics.Metric, or keep_outputs=True, the default",
         )
     for part in _parts(metric):
         for state, reduce in part._reductions.items():
@@ -184,7 +184,7 @@ def _check(name: str, metric: object) -> None:
                         f"{type(part).__name__} takes the plain mean of {state!r} over the "
                         "cores, although cores may have different numbers of samples"
                     ),
-                    fix="keep_outputs=True",
+                    fix="pass keep_outputs=True, the default",
                 )
 
 

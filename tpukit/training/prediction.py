@@ -83,8 +83,8 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
         raise InvalidValueError(
             f"{name} needs every sample once, but a stream (steps=) has no last sample",
             fix=(
-                "a dataset with a length, such as list(stream): core.batches(dataset, "
-                "batch_size=...)"
+                "pass a dataset with a length, such as a list of the samples: "
+                "core.batches(dataset, batch_size=...)"
             ),
         )
     if sampler.shuffle or sampler.drop_last:
@@ -266,8 +266,8 @@ def _check_width(whole, leaf) -> None:
             "the outputs or targets of two steps cannot be joined, because their shapes differ: "
             f"(B, {_rest(whole)}) and (B, {_rest(leaf)})",
             found=(
-                "batches of several lengths, and a value for every position in the model's "
-                "outputs, in the dataset's targets, or in the mask that the loss gets"
+                "the batches have several lengths, and the model's outputs, the targets or the "
+                "loss's mask have a value for every position"
             ),
             fix=(
                 "evaluate with the largest length only, such as buckets=(256,); or pass "

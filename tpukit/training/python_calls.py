@@ -28,7 +28,7 @@ _NEW_SEED = "the operating system for random numbers"
 
 @contextlib.contextmanager
 def calls_outside() -> Iterator[set[str]]:
-    """Collect the names of calls in the block that read the clock, a file or a new random seed.
+    """In the block, collect the names of calls for the clock, for files and for new seeds.
 
     Only calls of this thread count. Calls for the clock and for files count only in the user's own
     functions, not in a library. Calls for new random numbers always count. A profiling hook sees

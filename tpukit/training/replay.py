@@ -154,7 +154,7 @@ class Replay:
         self._has_explained = False  # whether the line about forms of batches was printed
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Make all cores capture this step if it ends an epoch, or is the 47th, 94th and so on."""
+        """Make all cores capture the last step of an epoch, and every 47th step."""
         if is_last or number % _CAPTURE_EVERY == 0:
             self.capture_next()
 

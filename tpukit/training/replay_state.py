@@ -28,7 +28,7 @@ class Places:
         return [table[name] for table, name in self._entries]
 
     def add(self, number: int) -> None:
-        """Add a number to the value of each entry: a tensor on the host, or a Python number."""
+        """Add a number to each value; the values are tensors on the host or Python numbers."""
         for table, name in self._entries:
             table[name] += number
 
@@ -77,7 +77,7 @@ class ReplayState:
         return HostNumbers(entries, values)
 
     def count_tensors(self) -> list:
-        """Return the step counts, of optimizer and averaged model, that are tensors on the host."""
+        """Return the CPU tensors with the step counts of the optimizer and the averaged model."""
         counts = [state.get("step") for state in self._states()]
         counts.append(getattr(self._average, "n_averaged", None))
         return [count for count in counts if getattr(count, "is_cpu", False)]

@@ -310,7 +310,7 @@ class RunState:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder in the block, and then wait until the last save is complete. Collective.
+        """Lock the folder in the block; at its end, wait for the last save. Collective.
 
         Raises:
             CheckpointError: another run uses the folder, or the last save failed.
@@ -398,9 +398,9 @@ class TimeLimit:
     """Decides when a run must stop, so that an interval, an evaluation and a save still fit.
 
     The clocks of the cores differ. If one core stopped alone, the others would wait for it. So each
-    core sets a flag when its time is up. The flags are averaged with the loss, and all cores read
-    the means at the same log point. Core 0 sets a second flag when a checkpoint is due. All cores
-    need this flag, because they compare their states before a checkpoint.
+    core sets a flag when its time is up. The flags are averaged over the cores, as the loss is, and
+    all cores read the means at the same log point. Core 0 sets a second flag when a checkpoint is
+    due. All cores need this flag, because they compare their states before a checkpoint.
 
                      core 0    core 1    mean, on both cores
         time is up   0         1         0.5: both stop at this log point

@@ -68,7 +68,7 @@ class TrainStep:
         arrange: converts a batch from the layout in which it is sent to the device into the batch
             that `core.batches` yields. The conversion is a part of the step's program, so a
             replayed step contains it, too.
-        further_parts: returns the arguments of the loss after (outputs, targets).
+        further_parts: function of a batch that returns the third and later arguments of the loss.
         shapes: number of expected batch shapes; each causes one compilation.
     """
 

@@ -32,7 +32,7 @@ def next_step(batches: Iterator[Sent], accumulated: int) -> list[Sent]:
 def steps_of_epoch(core: Core, train: Batches, wanted: int | None, accumulated: int) -> int:
     """Return the optimizer steps per epoch.
 
-    Print a line if `wanted` is more than the data has, or if the last step has fewer batches.
+    Print a line if the data has too few steps, or the last step fewer than `accumulated` batches.
 
     Args:
         core: this core.

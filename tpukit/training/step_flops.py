@@ -42,7 +42,7 @@ class StepFlops:
         """Add the FLOPs of the step in the block to `total`.
 
         Operations are counted in the first step of each batch shape; later steps of this shape add
-        the same FLOPs. Call the model and the loss in a block of `forward`, in every step.
+        the same FLOPs. In every step, call the model and the loss in a `with` block of `forward()`.
         """
         if self.total is None:
             yield

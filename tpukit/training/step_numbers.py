@@ -31,9 +31,9 @@ class Source(NamedTuple):
             "constant": the same number in every step.
         group: for "setting" and "adam", the number of the optimizer's parameter group.
         name: for "setting", its name.
-        factor: for "setting", 1 if the number is the setting itself, -1 if its negative.
+        factor: for "setting", 1 or -1: the number is this factor times the setting.
         summand: for "counter", -1 if torch reads the counter before increasing it, otherwise 0.
-        parameter: for "adam", the parameter whose step count is used, as its number in the group.
+        parameter: for "adam", the index in the group of the parameter whose step count is used.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class StepNumbers:
         return found
 
     def sources(self) -> list[Source]:
-        """Return all possible sources, without constants.
+        """Return all possible sources of a number, except `CONSTANT`.
 
         Of several parameters with the same step count, only the first is a source.
         """
@@ -139,7 +139,7 @@ class StepNumbers:
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of a program that is not a tensor of the state, the batch or the seed.
+    """An input of a program, other than the state, the batch and the random seed.
 
     Attributes:
         id: torch_xla's id of the tensor; a tensor gets a new id when its value changes.
@@ -154,7 +154,7 @@ class HostInput:
     sources: frozenset[Source]
 
     def values(self, numbers: StepNumbers) -> list:
-        """Return the value of each possible source in a step."""
+        """Return the value that the input has in a step, according to each possible source."""
         found = []
         for source in self.sources:
             if source == CONSTANT:
@@ -171,7 +171,7 @@ class HostInput:
 
 
 def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list[HostInput]:
-    """Return the inputs, each with the sources that explain it in this and all earlier steps.
+    """Return the inputs, each with the sources that had the input's value in every step so far.
 
     Args:
         inputs: (id, tensor) of each input, as torch_xla gives them.
@@ -203,8 +203,8 @@ def recognize(inputs: list[tuple], numbers: StepNumbers, before, to_cpu) -> list
 def changed_values(inputs: list[HostInput], numbers: StepNumbers) -> dict[int, object] | None:
     """Return the inputs whose values change in a step, as {index of the input: new value}.
 
-    The result is None if the possible sources of an input have different values: then only a
-    captured step shows the right source.
+    The result is None if the possible sources of an input differ in their values. Only a captured
+    step shows which source is right.
     """
     changed = {}
     for place, one in enumerate(inputs):

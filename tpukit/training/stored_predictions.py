@@ -220,7 +220,7 @@ def _check_facts(folder: Path, saved: Mapping[str, object], here: Mapping[str, o
         raise InvalidValueError(
             f"{folder} holds outputs of this model for other samples or with other options",
             found="different: " + first_few(different, 4),
-            fix="another folder for these outputs; or remove that one: "
+            fix="store the new outputs in another folder; or delete the old ones: "
             f"shutil.rmtree({str(folder)!r})",
         )
 

@@ -143,7 +143,7 @@ class StreamBatches(Batches):
     def facts(self) -> dict[str, object]:
         """Return the layout and the shards of a Hugging Face stream, without reading a sample.
 
-        Both must be equal on all cores, because each core uses only its share of the stream.
+        Each core takes its share of the same whole stream, so both must be equal on all cores.
         """
         if self._facts is None:
             self._facts = {}
@@ -163,7 +163,7 @@ class StreamBatches(Batches):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue in the saved epoch with the steps that were left, from the stream's start.
+        """Continue the saved epoch with its remaining steps; read the stream from its start.
 
         The number of cores may differ from that of the saved run.
 
@@ -400,7 +400,7 @@ def _check(dataset: object, steps: int) -> None:
     if hasattr(dataset, "__next__"):
         raise InvalidTypeError(
             f"a {kind} can be read only once, but a stream must start again after its end",
-            fix="pass a function that makes it: core.batches(lambda share, shares: ..., "
-            "steps=..., batch_size=...)",
+            fix="pass a function that makes a new one for share number `share` of `shares`: "
+            "core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
         )
     check_count("steps", steps)

@@ -19,7 +19,7 @@ class Found:
     """The result of `watching`.
 
     Attributes:
-        is_used: whether one of the objects was used.
+        is_used: whether one of the watched objects was used.
         unwatched: names of the classes whose objects cannot be watched.
     """
 
@@ -45,7 +45,7 @@ def watching(objects: Iterable[object]) -> Iterator[Found]:
             object.__setattr__(one, "__class__", kind)
 
     def on_use() -> bool:
-        """Record a use, stop watching, and return True; in another thread, only return False."""
+        """Record a use and stop watching; return False if another thread calls this."""
         if threading.get_ident() != own_thread:
             return False
         found.is_used = True

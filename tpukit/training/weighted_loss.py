@@ -46,7 +46,7 @@ def as_loss(value: object) -> Loss:
 
     Raises:
         InvalidTypeError: the result is a mapping, or a sequence other than `(total, weight)`.
-        InvalidValueError: the result is a tensor of several numbers, None, or of another type.
+        InvalidValueError: the result is None, a tensor of several numbers, or of another type.
     """
     if isinstance(value, list | tuple):
         if len(value) == 2 and _is_one_number(value[0]) and _is_one_number(value[1]):
@@ -56,14 +56,15 @@ def as_loss(value: object) -> Loss:
         raise InvalidTypeError(
             f"the loss must return one number, or (total, weight); got a {type(value).__name__}",
             found=f"({kinds})",
-            fix="return its first part: loss=lambda outputs, targets: loss(outputs, targets)[0]",
+            fix="return only the first part: "
+            "loss=lambda outputs, targets: your_loss(outputs, targets)[0]",
         )
     if isinstance(value, Mapping):
         raise InvalidTypeError(
             f"the loss must return one number, got a {type(value).__name__}",
             found=f"its parts are {', '.join(map(repr, value))}",
             fix="return their sum: loss=lambda outputs, targets: "
-            "sum(loss(outputs, targets).values())",
+            "sum(your_loss(outputs, targets).values())",
         )
     if isinstance(value, Real):
         return Loss(value)
@@ -96,7 +97,7 @@ def check_gradient(loss: Loss) -> None:
 
 
 def weight_on_device(loss: Loss):
-    """Return the weight as a tensor () float32 on the device of the total."""
+    """Return `loss.weight` as a float32 tensor () on the device of `loss.total`."""
     import torch
 
     total = loss.total.detach()

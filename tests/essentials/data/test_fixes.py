@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -105,10 +106,12 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
 
 def test_the_fixes_work_for_options_of_augment():
     for fill in (256, -257, 1.0, True):
-        with fixes("augment: fill must be a class number, -256 to 255, got {}") as fix:
+        with fixes("augment: fill must be a whole number, -256 to 255, got {}") as fix:
             Augment(fill=fill)
-    for number in fix.text.split(", or "):
-        Augment(fill=int(number.removeprefix("fill=")))
+    numbers = re.findall(r"\bfill=(\d+)", fix.text)
+    assert len(numbers) == 2
+    for number in numbers:
+        Augment(fill=int(number))
 
     with fixes("augment: swap_labels must be pairs of labels, got {}") as fix:
         Augment(swap_labels=(0, 1))
@@ -297,7 +300,7 @@ def test_the_fixes_work_for_what_fills_samples_up():
             "buckets: pad= must name the parts of a sample that vary in length, and their ..."
         ) as fix:
             padded(pad=pad)
-    made = fix.code(r"^.*?(?=, without)")
+    made = fix.code(r"(?<=length: ).*")
     padded(pad=made.pad, lengths=made.lengths)
 
     dataset = Bytes()

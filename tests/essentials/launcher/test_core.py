@@ -561,7 +561,7 @@ def test_an_optimizer_whose_parameters_have_no_gradient_is_told_once(cores, capf
 def test_an_optimizer_whose_parameters_are_not_on_the_device_is_refused():
     with pytest.raises(
         WorkerError,
-        match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make it after core.model",
+        match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make the optimizer from the model",
     ):
         quietly(train_by_an_optimizer_of_the_notebook, backend="xla:cpu")
 

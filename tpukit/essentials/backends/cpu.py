@@ -382,7 +382,7 @@ class Cpu(Backend):
 
 
 class CpuRuntime(Runtime):
-    """The dry run with CPU processes. On a system without fork, the kernel runs a single core."""
+    """The dry run with CPU processes; without `os.fork`, with a single core in this process."""
 
     name = "cpu"
     backend = Cpu
@@ -453,7 +453,7 @@ class CpuRuntime(Runtime):
 
 
 def dry_run_cores(machine) -> int:
-    """Return the default number of cores: one per processor, 2 to 8; without fork 1."""
+    """Return the default number of cores: one per processor, from 2 to 8; 1 without `os.fork`."""
     if not hasattr(os, "fork"):
         return 1
     return min(_MOST_DRY_RUN_CORES, max(2, machine.cpus))

@@ -302,8 +302,8 @@ class Runtime:
             the machine.
         sharded: the name of the runtime in which all devices of a host are a single core; None if
             there is none.
-        dry_run_of: the name of the backend that this backend replaces on a machine without such a
-            device; None if it replaces no other backend.
+        dry_run_of: for a dry run, the name of the runtime that this one replaces if the machine
+            has no accelerator; None if this is no dry run of another runtime.
         is_for_launch: whether `launch(backend=...)` accepts the name.
         note: text at the end of the line that a dry run prints.
         keeps_compiles: whether a compilation cache can store the compiled programs.

@@ -27,8 +27,8 @@ _COLLECTIVES = (
 def answer_for_all_processes(rank: int, world_size: int) -> None:
     """Patch torch_xla: report the run's rank and world size, and raise errors in collectives.
 
-    torch_xla does not connect the processes of this dry run, so its collectives would reach no
-    other core.
+    Call it in a dry run on several XLA:CPU processes. torch_xla does not connect these processes,
+    so a collective of torch_xla would not reach the other cores.
     """
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm

@@ -327,9 +327,9 @@ def start_pjrt(
 ) -> None:
     """Start the device of a worker process, and call a function on each of its cores.
 
-    A run on one chip uses torch_xla's start for a single process: Colab's chip reports the bounds
-    of four chips, and a start for several processes would wait for the other three. In a sharded
-    run the process has all chips of the host as one core, and the function is called once.
+    A run with one worker process calls torch_xla's function for a single process. The function for
+    several processes would wait forever on Colab, where one chip reports the bounds of four. In a
+    sharded run the process has all chips of the host as one core, and `on_core` is called once.
 
     Args:
         device_type: "TPU"; or "CPU" for an XLA:CPU core.

@@ -31,7 +31,7 @@ class XlaCpu(TorchXla, Cpu):
 class XlaCpuRuntime(CpuRuntime):
     """The dry run with an XLA:CPU client per process.
 
-    Its processes start as those of a TPU; gloo performs the collectives.
+    The processes start in the same way as on a TPU. gloo performs the collectives.
     """
 
     name = "xla:cpu"

@@ -62,8 +62,8 @@ class Batches:
         buckets: `tpukit.Buckets`, for samples of several lengths; None for a single length.
         seed: the seed of the order; 0 or more. Loader processes also seed the random numbers of
             each batch with it.
-        workers: number of loader processes. If a source decodes JPEG images, None means one less
-            than the number of processors per core, at most 16. Otherwise None means 0.
+        workers: number of loader processes. None means 0. But if a source decodes JPEG images, None
+            means `processors // cores - 1` of this machine, at most 16.
         threads: number of threads that prepare the batches of a source.
         send: a function that copies a list of tensors to the device; None to leave them on the
             host.
@@ -259,7 +259,7 @@ class Batches:
         }
 
     def facts(self) -> dict[str, object]:
-        """Return the layout and the fingerprint of the dataset, without reading a sample.
+        """Return the batches' layout and the dataset's fingerprint, without reading a sample.
 
         Both must be equal on all cores.
         """

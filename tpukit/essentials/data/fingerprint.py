@@ -188,7 +188,7 @@ def is_arrow(value: object) -> bool:
 
 
 def column_checksums(table) -> list[int | None]:
-    """Return the checksums of an Arrow table's columns that contain numbers."""
+    """Return the checksum of each numeric column of an Arrow table; skip other columns."""
     sums = []
     for column in table.columns:
         if str(column.type).startswith(("int", "uint", "float")):

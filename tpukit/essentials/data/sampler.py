@@ -68,7 +68,7 @@ class ShardedSampler:
         return max(0, steps)
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
-        """Return this core's positions in the epoch; those from `count` on are padding.
+        """Return this core's positions in the epoch; positions of `count` or more are padding.
 
         Args:
             done: number of samples that all cores together have already got in this epoch.

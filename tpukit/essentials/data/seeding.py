@@ -98,6 +98,6 @@ def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
 
 
 def seed_in_turn(numbers: tuple[int, ...]) -> int:
-    """Call `seed_host` while no other thread is in a block of `seeded_in_turn`."""
+    """Wait until no thread is in a block of `seeded_in_turn`; then return `seed_host(numbers)`."""
     with TURN:
         return seed_host(numbers)

@@ -92,7 +92,9 @@ class _Held(NamedTuple):
 
 
 def remember(fn: Callable, args: tuple) -> None:
-    """Record the files, generators and pools of a worker function before it runs.
+    """Record the open files, random generators and threads that a worker function uses.
+
+    Call `remember` before the cores are forked, so that `refuse_shared` recognises these objects.
 
     Args:
         fn: the worker function. Its closure and the globals in its code are examined, too.
@@ -124,7 +126,7 @@ def remember(fn: Callable, args: tuple) -> None:
 
 
 def lines_about(fn: Callable) -> list[str]:
-    """Return a warning for each open file and random generator that a function uses by name.
+    """Return a warning for each variable of a function with an open file or random generator.
 
     An object inside another one, such as an attribute, gets no warning.
     """

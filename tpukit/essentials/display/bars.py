@@ -50,7 +50,7 @@ class Bar:
 
     @property
     def running(self) -> bool:
-        """True until the loop has ended, with or without all its items."""
+        """True until all items are done or `end` is called."""
         return self.ended is None and not self.finished
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ class Bar:
         return f"{self.done}"
 
     def percent(self) -> str:
-        """Return the part that is done in percent, while the loop runs; otherwise ""."""
+        """Return the finished share, such as `19%`, while the loop runs; otherwise ""."""
         if self.running and self.total:
             return f"{self.share():.0%}"
         return ""

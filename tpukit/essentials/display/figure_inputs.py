@@ -253,8 +253,8 @@ def points(places: Any, images: int) -> np.ndarray:
         raise InvalidValueError(
             f"points must be (N, 2) floats, x and y in [0, 1] for each of {images} images, "
             f"got {array.shape} {array.dtype}",
-            fix="divide the column by the image's width and the row by its height; nan for no "
-            "point",
+            fix="divide x by the width of the image, and y by its height; for an image without a "
+            "point, pass nan",
         )
     return array
 
@@ -292,7 +292,7 @@ def label_names(names: object, count: int | None = None) -> list[str]:
     """Return names in the order of their numbers, with spaces for underscores.
 
     Args:
-        names: in any form that `names_in_order` reads; None for numbers.
+        names: in any form that `names_in_order` reads. With None, the names are 0, 1, and so on.
         count: the number of labels; None to allow any number of names.
 
     Raises:

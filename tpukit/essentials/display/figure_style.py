@@ -176,7 +176,7 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
 def image_at(
     figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float
 ) -> Axes:
-    """Draw an image at a position given in inches, at the top of this place.
+    """Draw an image into a rectangle given in inches, at the top of the rectangle.
 
     Args:
         pixels: (H, W) in grey or (H, W, 3), uint8 or floats in [0, 1].

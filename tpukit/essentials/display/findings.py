@@ -47,7 +47,7 @@ class Findings(Table):
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """The findings that would make a launch fail, or run on the wrong device."""
+        """The findings that would make a launch fail, or make it use the wrong device."""
         return self._in_state("failure")
 
     @property
@@ -59,7 +59,7 @@ class Findings(Table):
         return tuple(finding for finding in self.findings if finding.state == state)
 
     def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
-        """Return (state, name, fact and fix) of each finding.
+        """Return (state, name, text) of each finding; the text has the fact and the fix.
 
         Args:
             before_fix: text to put before the fix.

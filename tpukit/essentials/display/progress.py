@@ -264,7 +264,7 @@ class Text(Screen):
     def bar(
         self, label: str, done: int, total: int | None, *others: object, **options: object
     ) -> None:
-        """Record the progress of a loop; print its end at once."""
+        """Record the progress of a loop; print a line at once if the loop has ended."""
         before = self.bars.get(label)
         super().bar(label, done, total, *others, **options)
         bar = self.bars[label]

@@ -42,7 +42,7 @@ open_sessions: list[SessionRecord] = []  # `launcher.session` adds and removes t
 
 
 class DeviceBusyError(TpukitError, RuntimeError):
-    """Other processes or a session hold the chips that a run needs."""
+    """Other processes, or a `tpukit.Session`, hold the chips that a run needs."""
 
 
 def is_chip(node: str) -> bool:

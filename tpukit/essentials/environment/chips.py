@@ -10,7 +10,7 @@ PRICES_OF = "Compute Engine's list prices in the US, November 2026"
 
 @dataclass(frozen=True)
 class Generation:
-    """A generation of TPU chips. The number 0 means that a figure is not known.
+    """A generation of TPU chips. The value 0 means unknown.
 
     Attributes:
         pci: PCI device id, which is the same for v2 and v3.

@@ -43,7 +43,7 @@ def why_no_simulator() -> str | None:
 # variables of the environment, and with them keys and tokens.
 @dataclass(frozen=True, repr=False)
 class Machine:
-    """The sources of the facts about a machine, which a test can replace.
+    """The sources of the facts about a machine. A test passes sources of its own.
 
     `MachineInfo` has the facts themselves.
 

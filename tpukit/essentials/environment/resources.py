@@ -153,8 +153,8 @@ def own_memory() -> int:
 class OwnMemory:
     """The maximum of `own_memory` since this object was made, or since the last call of `begin`.
 
-    Between two calls of `most`, only a rise above the process's earlier peak is seen. If a file was
-    mapped and released in this time, it may count as own memory.
+    `most` finds a maximum between two of its calls only if the process then used more memory than
+    ever before. Files that were mapped and released between the calls may count as own memory.
     """
 
     # The system records only the peak of all resident memory, which includes mapped files. If the
@@ -173,7 +173,7 @@ class OwnMemory:
             self._most = self._last.own
 
     def most(self) -> int:
-        """Return the maximum in bytes; 0 if unknown."""
+        """Return the maximum of `own_memory` in bytes; 0 if unknown."""
         # The thread of heartbeats and a core that returns call this at the same time, and each must
         # see the last read of the other.
         with self._lock:

@@ -83,8 +83,8 @@ class Changes(Table):
 
     Attributes:
         changes: the changed variables.
-        left: variables, as "NAME=value", with which a launch would fail or leave chips unused.
-            `setup` does not change them, because the user may have set them on purpose.
+        left: unchanged variables, as "NAME=value", with which a launch would fail or not use all
+            chips. `setup` does not change them: the user may have set them on purpose.
         cell: number of the notebook cell that displays the changes; None outside of IPython.
         problem: why no launch can start with this machine's torch, with the fix; "" if a launch
             can start.
@@ -317,9 +317,9 @@ def _cache_change(environ: Mapping[str, str], folders: str) -> tuple[Change, ...
 def install_line(info: MachineInfo, *, for_graphs: bool = False) -> str:
     """Return the pip line for matching versions of torch, torch_xla and libtpu; "" for none.
 
-    The line names only packages that are missing, too old or do not match. It keeps the torch of a
-    platform's image. torch_xla has wheels for Linux x86-64 only. On other systems, and on machines
-    without chips, torch alone is enough for a dry run.
+    The line names only packages to install or replace. It never replaces the torch that Colab,
+    Kaggle or Vertex AI has installed. torch_xla has wheels for Linux x86-64 only. On other systems,
+    and on machines without chips, torch alone is enough for a dry run.
 
     Args:
         info: the facts about the machine.

@@ -284,7 +284,7 @@ class Agreement:
         self.compare("in core.model", modules={"": module}, tensors=False)
 
     def add_model(self, module, allow_different: Iterable[str]) -> None:
-        """Register a module from `core.model`, and the patterns of tensors that may differ."""
+        """Register a module; tensors named in `allow_different` may differ between cores."""
         self._may_differ += allow_different
         self._models[module] = None
         self._loop.new_models.append(weakref.ref(module))

@@ -163,8 +163,8 @@ class Core:
                 because a framework has references to the module.
             allow_different: patterns of names (as in `fnmatch`) of weights and buffers that may
                 differ between the cores, such as `["*counts"]`. Begin a pattern with "*", because
-                names of a loop's second model have a prefix. A pattern holds for all models of the
-                launch or session.
+                tpukit puts "1." before the names of the second model in a training loop of your
+                own. A pattern holds for all models of the launch or session.
 
         Raises:
             OutOfSyncError: the cores pass modules with different layers, shapes or settings.
@@ -215,9 +215,9 @@ class Core:
         All batches have the same shape, so a step is compiled once.
 
         *Images.* `PackedImages`, `CachedImages` and a `torch.utils.data.Subset` of them give
-        `(images, labels)`: uint8 of (batch_size, 3, H, W) in [0, 255], and float32 of
-        (batch_size, L) or, for classes, int64 of (batch_size,). A pack with masks gives
-        `(images, masks)`, with masks as int64 of (batch_size, H, W); with labels as well, it gives
+        `(images, labels)`. Images are (batch_size, 3, H, W) uint8 in [0, 255]. Labels are
+        (batch_size, L) float32; class numbers are (batch_size,) int64. A pack with masks gives
+        `(images, masks)`, with masks as (batch_size, H, W) int64; with labels as well, it gives
         `(images, {"labels": ..., "masks": ...})`. Normalise and augment on the device.
 
         *Any other dataset* gives batches with the structure of its items: tuples, dicts, or both.
@@ -235,16 +235,17 @@ class Core:
         and `predict` support such batches if the model returns a row per sample. If it returns a
         row per position, use a single length, `buckets=(256,)`; or, in `evaluate`,
         `keep_outputs=False`.
-        Without `shuffle` an epoch is in the order of length, and `for samples, batch in
-        batches.with_samples()` has the sample numbers of each batch.
+        Without `shuffle` an epoch is sorted by length. To get the sample numbers with each batch,
+        use `for samples, batch in batches.with_samples()`.
 
         *A dataset that can only be read in order*, such as an IterableDataset, needs `steps=1000`,
         the steps per epoch. Each process that reads has its own share of the samples. When a share
         ends, it is read again. Preferably pass a function that opens share number `share` of
         `shares`: `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None)`.
-        If you pass an iterable, each process reads all samples and uses every shares-th; that is
-        slow with many processes, and all processes must read the same order. A checkpoint has the
-        epoch and the number of steps; a resumed run reads the stream from its start again.
+        If you pass an iterable, each process reads all samples and uses one of every `shares`. This
+        is slow with many processes. The iterable must have the same order in all processes. A
+        checkpoint has the epoch and the number of steps; a resumed run reads the stream from its
+        start again.
 
         Args:
             dataset: `PackedImages`, `CachedImages`, or any dataset with a length whose items
@@ -351,8 +352,8 @@ class Core:
         Afterwards `tflops_per_second` and `mfu` have values. `fit` does not need the block. Use
         the block in every step: the first block counts, and later blocks assign the same number to
         their steps. So all steps must have the same shapes. If an operation cannot be counted, core
-        0 prints the reason, and both values remain None. Do not call a model from `torch.compile`
-        in the block: torch would compile the model a second time.
+        0 prints the reason, and both values remain None. In the block, do not call a model that was
+        compiled with `torch.compile`: torch would compile the model a second time.
         """
         return self.internal.counting_flops()
 
@@ -561,13 +562,14 @@ class Core:
             self.backend.barrier()
 
     def save(self, value: object, path: str | os.PathLike) -> None:
-        """Write a value with `torch.save`, its tensors on the CPU, from core 0. Collective.
+        """On core 0, copy a value to the CPU and write it with `torch.save`. Collective.
 
         An interrupted run leaves an earlier file of this name unchanged.
         Call it on every core, not under `if core.is_main`.
 
         Raises:
-            OutOfSyncError: outside of `fit`, the cores' weights or settings are out of sync.
+            OutOfSyncError: the cores' weights or settings are out of sync. In `fit` they are not
+                compared here, because `fit` compares them itself.
             OSError: the file cannot be written.
         """
         with self.internal.in_graph("save"):

@@ -39,17 +39,17 @@ class CoreInternal:
             begins at the end of the previous step. The FLOPs of evaluation steps are unknown.
         seconds_of_step: seconds between the ends of the last two steps; None before the second
             step has ended.
-        flops: counts the FLOPs of the first step of a loop with `Core.counting_flops`.
+        flops: the counter of `Core.counting_flops`, which counts the FLOPs of the first step.
         flops_of_step: FLOPs of the forward and backward pass of the current step; None if they are
             not known.
         ends_between_steps: True while SIGTERM and a session's END only set `end_requested`.
         end_requested: True once SIGTERM or END has arrived; see `finishing_steps`.
         stops_together: True if a session asked all cores to end, and all are at the same boundary.
         began: `time.monotonic()` of the start of the core; in a session, of the run.
-        compiled_before: seconds that the process had compiled when the run began.
+        compiled_before: seconds of compilation in this process before the run.
         at_boundary: called at each boundary if the core belongs to a session. A boundary is the
-            beginning of an outermost step, or of a collective outside of steps. `Core` requires
-            the same collectives on every core, so all cores pass the same boundaries in order.
+            beginning of an outermost step, or of a collective outside of steps. All cores
+            must begin the same steps and collectives, so they pass the same boundaries in order.
         on_abandon: functions that `abandon` calls.
     """
 

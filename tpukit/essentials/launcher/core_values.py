@@ -216,9 +216,9 @@ def lazy_parameters(module) -> list[str]:
 def structure(module: object, prefix: str = "") -> dict[str, str]:
     """Return the kind and the settings of each layer and tensor of a module, by name.
 
-    The names have the module's order, because a Sequential computes in that order. Of a layer's
-    numbers, only those in its `extra_repr` count, or in its `__constants__` if it has no
-    `extra_repr`. Others may differ between the cores, such as the rank or the last loss.
+    The text of a layer begins with its position, because a Sequential computes in the order of its
+    layers. The settings are those in the layer's `extra_repr`, or in its `__constants__` if it has
+    no `extra_repr`. Other attributes, such as the last loss, may differ between the cores.
     """
     described: dict[str, str] = {}
     for number, (name, layer) in enumerate(_named_layers(module)):

@@ -132,8 +132,8 @@ class Failure:
 class Failures:
     """The failures of a run so far.
 
-    The first report that arrives need not be about the first failure. So the kernel waits for other
-    reports: 0.5 s, or 2 s if all failed cores were in collectives.
+    The report of the first failure may arrive later than others, so the kernel waits for 0.5 s. If
+    all failed cores were in collectives, another core is the cause: the kernel waits for 2 s.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,10 @@ from tpukit.essentials.backends import Backend
 from tpukit.essentials.display import InvalidValueError, explain, first_few
 from tpukit.essentials.launcher.core_values import parameters_of
 
-_REMAKE = "make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
+_REMAKE = (
+    "make the optimizer from the model that core.model returns: "
+    "torch.optim.Adam(model.parameters())"
+)
 
 
 class GradientAverage:

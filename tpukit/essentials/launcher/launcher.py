@@ -60,7 +60,8 @@ class Run:
 
     Attributes:
         results: the return values of the worker function, by rank, with tensors on the CPU. None
-            for a core that has not returned, which is only possible in the `Run` of an error.
+            for a core that has not returned, which is only possible in the attribute `run` of an
+            exception.
         cores: number of cores that ran.
         device: the kind of core, such as "TPU v5e core".
         seconds: wall time to the last result, from the fork; in a session, from the call of `run`.
@@ -214,13 +215,13 @@ def launch(
         fn: the worker function; its first argument is a `Core`.
         *args: further arguments of `fn`.
         cores: number of cores. None for all. A TPU supports all cores or 1. Without an accelerator,
-            it is the number of CPU processes, and any number is supported (on Windows 1).
+            it is the number of CPU processes: 1 on Windows, any number on other systems.
         device: index of a single chip or GPU to use, from 0. None for all of them, or for the first
             one if cores=1.
         backend: None for the fastest device of the machine. "cpu" is a dry run on plain CPU
             processes. "xla" on a machine without a chip is a dry run through torch_xla: slow, but
             with real graphs. It uses the simulated TPU if that is installed ("xla:simulator"), and
-            otherwise XLA:CPU processes whose collectives gloo performs ("xla:cpu").
+            otherwise XLA:CPU processes, which gloo connects ("xla:cpu").
         seed: seed of all random numbers of the run, 0 or more. None for the notebook's seed,
             `torch.initial_seed()`, which a cell can set by `torch.manual_seed`; without such a cell
             each kernel has a different seed. The worker function begins with the same random
@@ -230,24 +231,24 @@ def launch(
             worker's reports; see `Limits`. `timeout` and `limits` need worker processes, so they
             have no effect on Windows.
         progress: "panel", "line", "text" or "off". None chooses by the kind of notebook.
-        loggers: a function, or a list of functions. The kernel calls each with every row of
-            `core.log`, a dict with "step" and the values: `TensorBoardWriter(folder)`,
+        loggers: a function of a row, or a list of such functions: `TensorBoardWriter(folder)`,
             `CsvWriter(file)`, `wandb.log`, or for MLflow
-            `lambda row: mlflow.log_metrics(row, step=row["step"])`. The function must be fast,
-            because the kernel does not watch the cores meanwhile. If a function raises an error,
-            tpukit prints the error, does not call the function again, and continues the run.
+            `lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel calls each function
+            with every row of `core.log`, a dict with "step" and the values. A function must be
+            fast, because the kernel does not watch the cores meanwhile. If a function raises an
+            error, tpukit prints the error, does not call this function again, and continues.
         matmul_precision: precision of float32 matrix products and convolutions. None for the
             device's own: a TPU rounds their inputs to bfloat16 (8 significant bits) and adds in
             float32; a GPU rounds only the inputs of convolutions, to 11 bits. "high" keeps about
             14 bits on a TPU and 11 on a GPU. "highest" keeps all 24 bits, for which a TPU needs six
             passes instead of one. torch_xla 2.8 and 2.9 ignore this option in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU always keep all bits.
-        compile_cache: folder for compiled programs. The next session loads them from it, also on
-            another machine of the same kind. In a list of folders, the first is written to and the
-            others are only read. False for none; None for the folder of `setup(compile_cache=...)`.
-            Loaded programs are code, so a folder to which other users can write raises an
-            error. Above 2 GB tpukit removes the least recently used programs. If the runtime
-            does not support a cache, tpukit prints that and continues.
+        compile_cache: folder for compiled programs. A later launch loads them from the folder,
+            also on another machine of the same kind. In a list of folders, the first is written to
+            and the others are only read. False for none; None for the folder of
+            `setup(compile_cache=...)`. Loaded programs are code, so a folder to which other users
+            can write raises an error. Above 2 GB tpukit removes the least recently used programs.
+            If the runtime does not support a cache, tpukit prints that and continues.
         shard: "fsdp" for a model that is larger than one chip's memory; None otherwise. All chips
             are then one core of one process, rank 0 of 1. Each chip stores a part of every weight
             and of the optimizer's state, and computes its share of the batch. The worker function
@@ -266,8 +267,8 @@ def launch(
             `matmul_precision` is unknown; other users can write to a folder of `compile_cache`.
         NotInstalledError: torch, or the part of tpukit that an option needs, is not installed.
         RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
-        DeviceBusyError: a session of this notebook uses the chips, or other programs still use them
-            after a minute. With `device`, tpukit starts the run after that minute in any case.
+        DeviceBusyError: a session of this notebook uses the chips; or, without `device`, other
+            programs still use them after a minute.
         WorkerError: a core failed, the run hung, or the cores were out of sync at the end.
         LaunchInterrupted: the user interrupted the run. The exception has the outcome so far.
     """

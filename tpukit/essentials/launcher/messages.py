@@ -40,8 +40,8 @@ class Activity:
     """The activity of a core, which its heartbeats report.
 
     Attributes:
-        count: a counter of steps, collectives, lines and items of loops. While it does not change,
-            the core may hang.
+        count: a counter of steps, collectives, printed lines and items of loops. While it does not
+            change, the core may hang.
         waiting: the collective that the core is in; None for none.
         doing: "data" while a loop waits for its next batch, "tracing" while torch records a step,
             "running" while the step is passed to the device; otherwise None.
@@ -59,7 +59,7 @@ class Alive(NamedTuple):
         rank: the core.
         activity: `Activity.count`.
         waiting: the collective that the core is in; None for none.
-        doing: the graph that the core compiles, as `Compiling`, otherwise `Activity.doing`.
+        doing: a `Compiling` while the core compiles a graph; otherwise `Activity.doing`.
     """
 
     rank: int
@@ -117,9 +117,9 @@ class At(NamedTuple):
     Attributes:
         rank: the core.
         run: number of the run.
-        place: "running", "paused" at a boundary, or "prompt" while the core waits for a function.
-        passed: number of boundaries that the core has passed in this run. If `place` is "running",
-            the boundary that the core will pass next is included.
+        place: "running"; "paused" at a boundary; or "prompt": the core waits for the next run.
+        passed: number of boundaries that the core has passed in this run. If a running core has
+            arrived at a boundary, this boundary is included: the core may pass it at any time.
         is_clean: True if collectives can be reset after a core has left in the middle of one.
         numbers: checksum of the random state that the cores share; None if they share none.
     """

@@ -31,8 +31,8 @@ class NotebookOutput:
     Args:
         rank: the rank of the core.
         send: sends a message to the kernel.
-        activity: the core's activity. Output increases its counter, and a loop that waits for a
-            batch sets `doing` to "data".
+        activity: the core's activity. Each output increases `activity.count`. A loop that waits for
+            a batch sets `activity.doing` to "data".
         to_host: copies the tensors of a value to host memory.
     """
 
@@ -51,7 +51,7 @@ class NotebookOutput:
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Forget the rows of an earlier run that raised; else the next run would send them."""
+        """Forget logged rows that an earlier run did not send, because it raised an error."""
         self._rows: list[dict] = []  # logged, not yet sent
         self._ends: list[messages.Progress] = []  # ends of loops, sent after the rows they logged
         self._logged_step = 0

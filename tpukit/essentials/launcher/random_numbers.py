@@ -123,7 +123,7 @@ class RandomNumbers:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the state of the host's generators after the block, unless cores share them."""
+        """Restore the host's random state after the block, unless cores share a process."""
         shared = self._shared
         keeping = random_states_restored() if self._can_restore else contextlib.nullcontext()
         with keeping:

@@ -277,7 +277,7 @@ class CallFile:
 
 
 class Surroundings:
-    """Detects changes that do not reach the workers: of modules and of environment variables."""
+    """Detects changed modules and environment variables; the workers still have the old ones."""
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)

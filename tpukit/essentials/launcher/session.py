@@ -202,10 +202,10 @@ class Session(contextlib.AbstractContextManager):
         After an exception or an interrupt, tpukit waits until all cores have left the function:
         at most 3 seconds, or 8 if the function has called `fit`. Then the session continues, with
         `core.state` as the cores left it. tpukit clears the gradients of the unfinished step and
-        seeds the random numbers again. If a core has not left the function, the session ends; this
-        happens if the core waits inside a compiled step for a core that raised. On v2 and v3 it
-        also happens in a long call of native code, such as `time.sleep`, because two cores are
-        threads of a process. The error reports whether the session continues, and the reason.
+        seeds the random numbers again. If a core has not left the function, the session ends. One
+        cause is a core that waits inside a compiled step for a core that raised. Another cause, on
+        v2 and v3 only, is a long call of native code, such as `time.sleep`. The error reports
+        whether the session continues, and the reason.
 
         Args:
             fn: the worker function; its first argument is a `Core`.
@@ -217,7 +217,7 @@ class Session(contextlib.AbstractContextManager):
             A `Run`, as `launch` returns it.
 
         Raises:
-            SessionEndedError: the session was closed, has ended, or is called in its own run.
+            SessionEndedError: the session was closed, has ended, or already runs a function.
             InvalidValueError: the call is larger than 64 MB; or `timeout` is not a number above 0.
             SerializationError: a part of the call cannot be pickled.
             InvalidTypeError, WorkerError, LaunchInterrupted: as `launch`.
@@ -239,7 +239,7 @@ class Session(contextlib.AbstractContextManager):
         """End the workers, which gives the chips back. A second call does nothing.
 
         Raises:
-            SessionEndedError: it is called in a run of the session, by a logger.
+            SessionEndedError: a logger calls `close` during a run of the session.
         """
         with self._lock:
             self._refuse_in_a_run("session.close()")

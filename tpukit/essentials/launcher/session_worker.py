@@ -71,7 +71,7 @@ class StoppingPoint:
         self.is_paused = False
 
     def cross(self) -> None:
-        """Pass a boundary; wait while the limit is reached."""
+        """Pass a boundary of the run; first wait while `passed` is as large as `limit`."""
         # No lock, because every step comes here, and because an exception that the command thread
         # raises in this one could leave it locked. Instead the core changes `arrived` and then
         # reads the limit, and the command thread sets the limit and then reads `arrived`. So

@@ -51,9 +51,9 @@ _THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 
 
 class Terminated(BaseException):
-    """SIGTERM has arrived; unwinds the worker function with its `finally` blocks.
+    """An exception that ends the worker function on SIGTERM, so that `finally` blocks run.
 
-    It is not an `Exception`, so `except Exception` does not catch it.
+    `Terminated` is not an `Exception`, so `except Exception` does not catch it.
     """
 
 
@@ -155,8 +155,7 @@ def _die_with_process(parent: int) -> None:
 def tie_children() -> None:
     """Let later forks of this process, such as a DataLoader's processes, end with this process.
 
-    The forks get the default handler of SIGTERM. Their garbage collector ignores all objects that
-    came with the fork.
+    The forks get the default handler of SIGTERM.
     """
     fork = threading.local()  # threads may fork at the same time
 

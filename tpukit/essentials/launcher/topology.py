@@ -31,7 +31,7 @@ _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla 
 
 
 class RuntimeInUseError(TpukitError, RuntimeError):
-    """Forks of this process could not start the device's runtime.
+    """A fork of this process would not be able to start the device's runtime.
 
     The reason: this process is a worker, or has started or changed a runtime itself.
     """

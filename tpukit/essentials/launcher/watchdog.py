@@ -43,7 +43,7 @@ class Limits:
             processor busy, so a long compilation is no hang. On macOS only progress counts. None
             for no limit. If all unfinished cores wait for a core that has returned, the limit is
             always five seconds.
-        heartbeat: seconds between two reports of a worker to the kernel.
+        heartbeat: seconds between two reports of a worker to the notebook's process.
 
     Raises:
         InvalidValueError: a value is not a number above 0.
@@ -150,8 +150,8 @@ class Watchdog:
             rank: the core.
             activity: the core's `Activity.count`.
             waiting: the collective that the core is in; None for none.
-            waits_outside: True if the core waits until another process, of this run or of another
-                one, has compiled a program. This wait counts as progress.
+            waits_outside: True if the core waits while another process compiles a program, even a
+                process of another run. This wait counts as progress.
         """
         last = self._heartbeats.get(rank, self._silent)
         has_moved = (last.activity, last.waiting) != (activity, waiting)

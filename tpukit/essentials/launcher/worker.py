@@ -175,8 +175,8 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
 
     Args:
         task: the work.
-        start: a function that starts the device. Its argument is a function of a `Backend`, which
-            `start` calls once per core.
+        start: a function that starts the device. It takes another function, and calls that function
+            once per core, with a `Backend`.
         pipes: the connections with the kernel.
         world: the planned number of cores and hosts.
     """

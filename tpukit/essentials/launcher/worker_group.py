@@ -376,7 +376,7 @@ class WorkerGroup:
         return rank in self.places and self.places[rank].place == place
 
     def send(self, command: bytes, number: int = 0, ranks: Iterable[int] | None = None) -> None:
-        """Send a command of `worker` to the processes of these cores; None for all."""
+        """Send a command, such as `worker.RUN`, to the processes of these ranks; None for all."""
         processes = self.workers
         if ranks is not None:
             # Each once, because cores of a v2 or v3 share a process.
@@ -484,7 +484,7 @@ class InProcessGroup(WorkerGroup):
     """The group on systems without fork: a single core, in the kernel itself."""
 
     def start(self) -> None:
-        """Load the runtime. The core runs later, in `looks`."""
+        """Load the runtime. The method `looks` runs the worker function later."""
         self._runtime.load(self.topology)
         self._watchdog = Watchdog(self.ranks, self.limits, lambda rank: 0.0)
         self.began = time.monotonic()

@@ -269,7 +269,7 @@ class Patient:
     rib_phase: float = 0.0
 
     def measure(self, name: str, z: float) -> float:
-        """Return a measure of OUTLINES in mm at z, scaled to this patient."""
+        """Return a measure of `OUTLINES` at the height z, scaled to this patient; both in mm."""
         value = float(np.interp(z / HEIGHT, LEVELS, OUTLINES[name]))
         return value * self.outline.get(name, 1.0)
 

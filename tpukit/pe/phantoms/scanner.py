@@ -31,7 +31,7 @@ _BOTH = (-1, 1)  # the sign of x on the patient's right and left
 
 
 class Ellipse(NamedTuple):
-    """An ellipse in the plane of a slice; a higher power than 2 gives a squarer shape."""
+    """An ellipse in the plane of a slice; if `power` is more than 2, a squarer shape."""
 
     x: float
     y: float
@@ -82,7 +82,7 @@ class Canvas:
     Later paint covers earlier paint. Edges are blurred over one pixel.
 
     Attributes:
-        patient, z, size: the slice at z, (size, size) pixels.
+        patient, z, size: the patient, the height of the slice in mm, and its pixels per side.
         pixel: mm per pixel.
         level: z as a share of HEIGHT.
         x, y: (size, size) mm, the position of each pixel in the patient. The patient is turned,
