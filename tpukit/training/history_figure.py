@@ -405,7 +405,7 @@ def _columns(history: Any) -> Mapping[str, Any]:
         if any(_numbers(value) is not None for value in row.values()):
             raise InvalidTypeError(
                 f"show_history draws one history, got a list of {len(history)}",
-                fix="pass one history of the list, such as the first: show_history(histories[0])",
+                fix="pass one history of the list; for run = launch(...), pass run.results[0]",
             )
         keys |= dict.fromkeys(row)
     return {str(key): _Column(row.get(key) for row in history) for key in keys}
