@@ -54,7 +54,7 @@ def _chosen(visible: str, present: int) -> list[str]:
 
 
 class Cuda(Cpu):
-    """The backend of one GPU; NCCL sends the data of collectives directly between the GPUs."""
+    """The backend of a core on a GPU. For collectives, NCCL sends data between the GPUs."""
 
     transport = "nccl"
     can_reopen = False

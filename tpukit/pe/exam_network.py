@@ -111,6 +111,6 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
     raise InvalidValueError(
         f"the weights are of an ExamNetwork with {len(given)} inputs per part, but this network "
         f"has {len(own)}",
-        found=f"mean and maximum of {half} features; early versions of tpukit took only the mean",
+        found=f"this one uses mean and maximum of {half} features; earlier versions used the mean",
         fix=f"{fix}; or pass the `features` of the trained network: pe.ExamNetwork(features)",
     )

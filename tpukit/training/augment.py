@@ -51,9 +51,10 @@ class Augment:
     uniform and are drawn on the device. `launch(seed=...)` seeds each core differently. New random
     numbers do not change the graph, so it is compiled only once.
 
-    The names are those of torchvision's `RandomAffine` and `ColorJitter`. Two changes differ from
-    torchvision, because they imitate the window of a CT image: `brightness` is added and not
-    multiplied, and `contrast` changes the distance from mid-grey, not from the image's mean.
+    The arguments have the names of torchvision's `RandomAffine` and `ColorJitter`. Two changes
+    differ from torchvision, because they imitate the window of a CT image: `brightness` is added
+    and not multiplied, and `contrast` changes the distance from mid-grey, not from the image's
+    mean.
 
     Attributes:
         translate: the largest shift, as a share of height and of width, 0 (off) to 0.5. Each shift
@@ -72,8 +73,8 @@ class Augment:
             usually the background. The loss ignores 255 if it has `ignore_index=255`. Image pixels
             from outside are 0 before brightness and contrast change.
         swap_labels: pairs of labels that a flip exchanges, as column numbers, or as names if
-            `names` is given. If the targets are a dict, its entry "labels" has the columns. Class
-            numbers in a mask are not exchanged.
+            `names` is given. If the targets are a dict, these are columns of the entry "labels".
+            Class numbers in a mask are not exchanged.
         names: the names of all labels, in the order of their columns.
 
     Raises:

@@ -267,7 +267,7 @@ class BucketSampler(ShardedSampler):
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
-        """Return the batch length of every step of an epoch after the first `done` samples."""
+        """Return the padded length of each remaining step, after `done` samples of the epoch."""
         _, buckets = _arranged(self, epoch, seed)
         left = buckets[done // self.samples_per_step :][: self.steps(done)]
         return [self.lengths[bucket] for bucket in left]

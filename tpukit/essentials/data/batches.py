@@ -67,7 +67,7 @@ class Batches:
         threads: number of threads that prepare the batches of a source.
         send: a function that copies a list of tensors to the device; None to leave them on the
             host.
-        received: a function that is called with each batch that a loop gets, before `arrange`.
+        received: a function that is called with each batch before the loop gets it.
         shares_process: True if other cores are threads of this process, which share its random
             generators.
         numbers: a function that returns a context manager. If `workers` is 0, samples are read in
@@ -77,7 +77,7 @@ class Batches:
         dataset: the dataset, as it was passed.
         sampler: the `ShardedSampler`, which computes the samples of this core.
         epoch: number of the current epoch; after a whole loop, the number of the next epoch.
-        wait_seconds: seconds that loops have waited for batches, from 0 in each run of a session.
+        wait_seconds: seconds that loops have waited for batches; in a session, in this run.
         requested_at: `time.perf_counter()` of the last request for a batch; 0 before the first.
 
     Raises:

@@ -339,7 +339,8 @@ def report(failure: Failure, topology: Topology, others: str = "ended") -> Repor
     Args:
         failure: the failure that caused all others.
         topology: the layout of the run.
-        others: what happened to the other cores: "ended", or "stopped" if their session continues.
+        others: what happened to the other cores: "ended"; or "stopped" if a session keeps their
+            processes for its next run.
     """
     what = _shortened(failure.what, _LONGEST_FACT)
     fact = f"core {failure.rank} of {topology.world_size} {what}{_others(topology.cores, others)}"
