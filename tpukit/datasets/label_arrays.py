@@ -221,7 +221,7 @@ def _plain(name: str) -> float | str:
 
 
 def are_other_numbers(classes: Sequence[str]) -> bool:
-    """Return whether all classes are numbers but differ from their positions.
+    """Return whether all classes are numbers, and at least one differs from its position.
 
     Then the label 1 is ambiguous: it may mean the class "1" or the class at position 1.
     """

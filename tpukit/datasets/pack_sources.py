@@ -95,14 +95,14 @@ class PackSource:
         items: the items of a source without files; None for files.
         groups: for items, (N,) int32; None if each image is a group of its own.
         table: the number of a table's rows and the digest of its index; None for another source.
-        encoded: an `EncodedSource`, whose `find` returns a `PackSource` with the missing `rows` and
-            `names`. None for files and items.
+        encoded: an `EncodedSource` whose `rows` and `names` are not known yet; its `find` returns a
+            `PackSource` with both. None for files and items.
         left_out: as in `FoundFiles`; {} for another source than a folder.
         path_column: the column of a table with the paths; "" for another source.
         table_file: the path of a CSV file; "" for another source.
-        arguments: for a folder or a CSV file, the result of `arguments_of`. If the folder or file
-            is gone, a later `pack` compares its own arguments with it. For other sources, which
-            cannot be compared, a dict that differs from every result of `arguments_of`.
+        arguments: for a folder or a CSV file, the result of `arguments_of`. A later `pack` compares
+            its own arguments with this result, if the folder or file is gone. For other sources,
+            which cannot be compared, a dict that differs from every result of `arguments_of`.
     """
 
     facts: dict

@@ -37,8 +37,9 @@ def show_roc(
     The title has the number of samples with the label, and the number of groups with such a sample.
 
     Samples of the same patient are not independent. Pass the patients as `groups`, so that the
-    bootstrap draws whole patients; otherwise the band is too narrow. With fewer than 5 positive or
-    fewer than 5 negative groups, the title has a warning, and no bands are drawn.
+    bootstrap draws whole patients; otherwise the band is too narrow. If fewer than 5 groups have a
+    positive sample, or fewer than 5 have a negative one, the title has a warning, and no bands are
+    drawn.
 
     Args:
         labels: (N,) zeros and ones, of one label.
@@ -46,8 +47,8 @@ def show_roc(
             counts.
         name: the name of the label, for the title.
         groups: (N,) the study or patient of each sample; None if every sample is independent.
-        group: the name of a group, such as "study".
-        sample: the name of a sample, such as "exam".
+        group: the word for a group in the texts, such as "study".
+        sample: the word for a sample in the texts, such as "exam".
         specificity: draw a ring at the highest sensitivity with this specificity or more, see
             `sensitivity_at`; None for no ring.
         resamples: number of draws of the bootstrap, 1 or more.

@@ -36,9 +36,9 @@ class Binding:
 
     Attributes:
         name: the name.
-        full: the full name of the imported object; "" for other statements.
-        statement: the import; None for other statements.
-        value: the expression that an assignment gives it; None for other statements.
+        full: for an import, the full name of the imported object; else "".
+        statement: for an import, its node; else None.
+        value: for an assignment, the expression on its right; else None.
         scope: the function or class around the statement; None at the top level.
         place: the position of the statement.
     """

@@ -329,7 +329,7 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
         if len(images) != len(labels):
             raise InvalidValueError(
                 f"there are {len(images):,} images and {len(labels):,} rows of labels",
-                fix="pass the table that was packed, or an image for each row",
+                fix="pass the labels that belong to these images, one row per image",
             )
         return rows, rows["_row"].to_numpy()
     # A pack knows the rows of its images in the table that was packed. Another table could have the

@@ -93,7 +93,7 @@ class FurtherParts:
         raise InvalidTypeError(
             f"a batch has {2 + len(further)} parts, and the loss takes {2 + self._wanted}",
             found=f"the loss is {getattr(self._loss, '__name__', type(self._loss).__name__)}",
-            fix="to use the further parts, for example: loss=lambda outputs, targets, weight: "
+            fix="to use the parts after the targets: loss=lambda outputs, targets, weight: "
             '(weight * cross_entropy(outputs, targets, reduction="none")).mean(); to ignore them: '
             "loss=lambda outputs, targets, *_: loss(outputs, targets)",
         )

@@ -150,15 +150,15 @@ class CoreStrategy(ParallelStrategy):
         return [part.to(tensor.device) for part in parts]
 
     def on_train_start(self) -> None:
-        """Let metrics gather their states from all cores, also those created after `setup`."""
+        """Let metrics gather their states from all cores, also metrics made after `setup`."""
         self._join_metrics()
 
     def on_validation_start(self) -> None:
-        """Let metrics gather their states from all cores, also those created after `setup`."""
+        """Let metrics gather their states from all cores, also metrics made after `setup`."""
         self._join_metrics()
 
     def on_test_start(self) -> None:
-        """Let metrics gather their states from all cores, also those created after `setup`."""
+        """Let metrics gather their states from all cores, also metrics made after `setup`."""
         self._join_metrics()
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:

@@ -48,7 +48,7 @@ CONSTANT = Source("constant")
 
 
 class StepNumbers:
-    """Compute the values of all sources in a step.
+    """Compute the numbers of a step that change: settings of the optimizer, and counters.
 
     Args:
         optimizer: an optimizer of torch.optim.
