@@ -108,7 +108,7 @@ def test_sub_folders_that_are_no_classes_are_refused_with_the_line_to_write(tmp_
     folder_of(tmp_path, *files)
     with pytest.raises(
         ValueError,
-        match="would give the classes|like patients|not look like a class|would take|images and masks|named like",
+        match="would give the classes|like patients|not look like a class|would take|masks in each class|named like",
     ) as error:
         find_images(tmp_path)
     assert line in error.value.fix

@@ -350,7 +350,7 @@ def test_files_that_were_left_out_and_are_whole_now_are_noticed(
         shutil.copy(table["path"][row], spoilt["path"][row])
     if finished:
         with pytest.raises(
-            FileExistsError, match="that were damaged then and are intact now"
+            FileExistsError, match="damaged when it was packed, but are intact now"
         ) as error:
             pack(spoilt, tmp_path / "new", damaged="skip", **HOW)
         eval(error.value.fix.partition(": ")[2], {"shutil": shutil})

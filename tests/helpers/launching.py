@@ -1,6 +1,7 @@
 """Launches without progress, and the backends on which a machine without a TPU runs them."""
 
 import contextlib
+import gc
 
 import psutil
 import pytest
@@ -29,6 +30,7 @@ def children():
 
     Python starts the tracker with the first process of multiprocessing, and it lives as long as this process.
     """
+    gc.collect()  # the loader processes of a loop that another test has left
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

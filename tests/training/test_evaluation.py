@@ -275,5 +275,5 @@ def test_the_fix_for_a_loss_that_returns_its_parts_works():
 
     with pytest.raises(WorkerError, match="its parts are 'error', 'distance'") as caught:
         quietly(work, loss)
-    fixed = eval(caught.value.fix.partition("loss=")[2], {"loss": loss})
+    fixed = eval(caught.value.fix.partition("loss=")[2], {"your_loss": loss})
     assert quietly(work, fixed).results[0] > 0
