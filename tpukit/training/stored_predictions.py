@@ -59,11 +59,11 @@ def predict_to(
 
     If a run was interrupted, call `predict_to` again: it computes only the missing files. If the
     folder or its backup has outputs of other weights, of another number of samples or with another
-    `piece`, they are deleted. If these agree, but other samples, `preprocess` or `bf16` were used,
-    `predict_to` raises an error instead, because the outputs may have taken hours. Of `preprocess`,
-    it compares the code and the bound tensors and floats, but not bound integers and texts, and not
-    the attributes of an object. Floating-point outputs are stored as float16, which needs half the
-    bytes of float32. `read_predictions` returns them as float16.
+    `piece`, they are deleted. If only the contents of the samples, `preprocess` or `bf16` differ,
+    `predict_to` raises an error instead, because the outputs may have taken hours. It compares the
+    code of `preprocess`, and the tensors and floats in its closure. It does not notice other
+    integers or texts in the closure, or other attributes of an object. Floating-point outputs are
+    stored as float16, which needs half the bytes of float32. `read_predictions` returns them so.
 
     Args:
         folder: folder on this machine, for these files only.

@@ -345,20 +345,22 @@ class Session(contextlib.AbstractContextManager):
 
 
 class _Recovery:
-    """Brings all cores of a session back to their prompts, between the same two steps.
+    """Stops the run on all cores, if possible between the same two steps.
 
-    1. Each core stops at its next boundary, and reports the number of boundaries that it has passed
-       or is about to pass.
+    A boundary is the beginning of a step, or of a collective outside of steps. At its prompt, a
+    core waits for the next function.
+
+    1. Each core waits before its next boundary, and reports how many it has passed.
     2. The largest number reported is the limit: the other cores run on to it, so that every
        collective that has begun completes.
     3. When all cores wait at the limit, an exception unwinds the worker functions. `fit` first runs
        one more step and saves.
 
-    If no core moves for some time before that, all get the exception at their present lines. They
-    have more time if a core may wait in a graph for a core that has passed fewer boundaries: after
-    the exception that wait would never end. If a core has already left the run, all others get the
-    exception at once, because their next collective would never end. `session_worker` documents
-    boundaries.
+    If no core passes a boundary for a second (five in `fit`) and not all wait at the limit, all get
+    the exception at their present lines. This comes later if cores have passed different numbers
+    of boundaries, because one may wait for another within a compiled step, and would wait forever
+    after the exception. If a core has already left the run, all others get the exception at once,
+    because their next collective would never end.
     """
 
     def __init__(self, group: WorkerGroup):
