@@ -61,9 +61,10 @@ def predict_to(
     folder or its backup has outputs of other weights, of another number of samples or with another
     `piece`, they are deleted. If only the contents of the samples, `preprocess` or `bf16` differ,
     `predict_to` raises an error instead, because the outputs may have taken hours. It compares the
-    code of `preprocess`, and the tensors and floats in its closure. It does not notice other
-    integers or texts in the closure, or other attributes of an object. Floating-point outputs are
-    stored as float16, which needs half the bytes of float32. `read_predictions` returns them so.
+    code of `preprocess`, and the tensors and floats in its closure or `functools.partial`. It does
+    not notice other integers or texts there, or other attributes of an object. Floating-point
+    outputs are stored as float16, which needs half the bytes of float32. `read_predictions` returns
+    them as float16.
 
     Args:
         folder: folder on this machine, for these files only.
